@@ -1,0 +1,195 @@
+//! The seam between the engine and whatever runs virtual machines.
+//!
+//! The engine (crate `hayfork-sandbox`) knows only the two traits here: a [`Backend`] checks once what the host can do
+//! and launches machines; a [`Machine`] is one running guest. QEMU (crate `hayfork-qemu`) implements them today, the
+//! monitor of this crate will. Everything blocks and nothing here knows an async runtime: what must be waited for is
+//! handed out as a file descriptor.
+//!
+//! Life of a machine, as the engine sees it:
+//!
+//! ```text
+//! launch(spec) ──► running ── guest powers off / panics / VM process dies ──► exited ──► dropped
+//!                     │                                                          ▲
+//!                     └── kill() or drop ────────────────────────────────────────┘
+//! ```
+//!
+//! * [`Backend::launch`] returns as soon as the virtual machine runs; it does not wait for the agent. The engine takes
+//!   the [`Channel`], waits for the agent's first bytes or for [`Machine::exit_fd`], whichever comes first, and asks
+//!   [`Machine::boot_failure`] for the right error when the guest exits or time runs out.
+//! * `exit_fd` becomes readable exactly once, when the guest is gone *and* its last console output is in the ring, and
+//!   stays readable. From then on [`Machine::try_exit`] gives the report.
+//! * The agent channel is also the lifetime pipe: the guest powers itself off [`MachineSpec::linger`] after the host's
+//!   end has closed.
+
+mod channel;
+mod error;
+mod exit;
+mod spec;
+
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+pub use channel::Channel;
+pub use error::BackendError;
+pub use exit::{ExitKind, ExitReport, ProcessStatus};
+pub use spec::{
+    AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
+    MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS,
+    MIN_MEMORY_MIB, MachineSpec, SpecError,
+};
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Accelerator {
+    /// Hardware virtualisation through `/dev/kvm`.
+    Kvm,
+    /// QEMU's translator: works everywhere, several times slower.
+    Tcg,
+}
+
+impl std::fmt::Display for Accelerator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        })
+    }
+}
+
+/// What a backend found out about this host; the answer of [`Backend::check`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The name of the backend, as [`Backend::name`].
+    pub backend: &'static str,
+    /// What it runs on, for people: `QEMU 7.2.22 (/usr/bin/qemu-system-x86_64)`.
+    pub description: String,
+    /// What executes guest instructions.
+    pub accelerator: Accelerator,
+    /// Why this accelerator and no faster one, and what to do about it; one sentence each, empty if all is well.
+    pub notes: Vec<String>,
+    /// The most virtual CPUs a machine may have here.
+    pub max_vcpus: u8,
+    /// The most memory a machine may have here, in MiB.
+    pub max_memory_mib: u32,
+}
+
+impl Capabilities {
+    /// Capabilities with the limits of [`MachineSpec`] and no notes.
+    pub fn new(backend: &'static str, description: String, accelerator: Accelerator) -> Self {
+        Self {
+            backend,
+            description,
+            accelerator,
+            notes: Vec::new(),
+            max_vcpus: MAX_VCPUS,
+            max_memory_mib: MAX_MEMORY_MIB,
+        }
+    }
+}
+
+/// A way to run virtual machines on this host.
+pub trait Backend: Send + Sync {
+    /// A stable lower-case name: `qemu`, `kvm`.
+    fn name(&self) -> &'static str;
+
+    /// Finds out whether machines can run here and on what. May take a second the first time; later calls answer from
+    /// memory unless the first one failed.
+    ///
+    /// # Errors
+    /// What is missing, with [`BackendError::remedy`] saying how to get it.
+    fn check(&self) -> Result<Capabilities, BackendError>;
+
+    /// Starts a machine and returns while it boots. Includes [`MachineSpec::validate`] and [`Backend::check`].
+    ///
+    /// # Errors
+    /// A bad spec, an unreadable image, a missing or too old hypervisor, or a process that could not be started.
+    /// Nothing is left behind.
+    fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError>;
+}
+
+/// Host memory of one machine, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostMemory {
+    /// What only this machine's process uses, without guest RAM: the cost of having one more machine.
+    pub overhead: u64,
+    /// Guest RAM that the guest has touched so far.
+    pub guest: u64,
+    /// Pages shared with other processes (program text, images in the page cache).
+    pub shared: u64,
+}
+
+/// One running guest. Dropping it kills the guest and waits until it is gone.
+///
+/// In a child made by `fork` without `exec` the handle is inert: dropping it there leaves the parent's machine alone
+/// and `kill` gives [`BackendError::ForkedProcess`].
+pub trait Machine: Send {
+    /// The ordered byte stream to the agent; `None` if it was taken before. Closing it starts the guest's linger time.
+    fn take_channel(&mut self) -> Option<Channel>;
+
+    /// A descriptor that becomes, and stays, readable when the machine has exited. Only to be polled, never read.
+    fn exit_fd(&self) -> BorrowedFd<'_>;
+
+    /// How the machine ended; `None` while it runs.
+    fn try_exit(&self) -> Option<ExitReport>;
+
+    /// The newest console output, lossily decoded; bounded by [`MachineSpec::console_bytes`].
+    fn console_tail(&self) -> String;
+
+    /// Kills the machine and waits until it is dead and its memory is free. Killing twice, or after the guest's own
+    /// exit, is fine; the report then tells how it really ended.
+    ///
+    /// # Errors
+    /// [`BackendError::StuckProcess`] if the process has not gone after some seconds, which only a kernel fault explains.
+    fn kill(&mut self) -> Result<ExitReport, BackendError>;
+
+    /// What this machine costs the host; `None` where that is unknown or after its exit.
+    fn host_memory(&self) -> Option<HostMemory>;
+
+    /// The process that runs the guest, where it is one of its own.
+    fn process_id(&self) -> Option<u32>;
+
+    /// Waits until the machine has exited, at most `timeout` (`None`: without limit).
+    fn wait(&self, timeout: Option<Duration>) -> Option<ExitReport> {
+        // A timeout too long for the clock is none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if let Some(report) = self.try_exit() {
+                return Some(report);
+            }
+            let left = match deadline {
+                None => None,
+                Some(deadline) => match deadline.checked_duration_since(Instant::now()) {
+                    None | Some(Duration::ZERO) => return None,
+                    Some(left) => Some(left),
+                },
+            };
+            wait_readable(self.exit_fd(), left);
+        }
+    }
+
+    /// The error for a machine whose agent has not answered within `after` its launch: what it died of if it exited,
+    /// else a boot timeout with what the console says.
+    fn boot_failure(&self, after: Duration) -> BackendError {
+        match self.try_exit() {
+            None => BackendError::BootTimeout {
+                after,
+                console_tail: self.console_tail(),
+            },
+            Some(report) => report.into_error(),
+        }
+    }
+}
+
+/// Waits until `fd` is readable or `timeout` has passed. May return early; the caller looks again.
+fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    // Timespec::try_from fails only for times beyond i64 seconds, which are as good as no limit.
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+    // An error here is EINTR, or a lack of memory in the kernel: look again.
+    let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], timeout.as_ref());
+}

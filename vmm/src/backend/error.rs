@@ -1,0 +1,231 @@
+//! What can go wrong between the engine and a machine. Every error has a stable code, a cause and a remedy.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{ProcessStatus, SpecError};
+
+/// Why a machine could not be started or is gone.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// No QEMU was found.
+    #[error("QEMU was not found: looked for {looked_for}")]
+    QemuMissing {
+        /// The places that were searched.
+        looked_for: String,
+    },
+    /// The QEMU that was found is too old.
+    #[error("{} is QEMU {found}, and hayfork needs {needed} or newer", path.display())]
+    QemuTooOld {
+        /// The binary.
+        path: PathBuf,
+        /// Its version.
+        found: String,
+        /// The oldest that works.
+        needed: String,
+    },
+    /// The file is there, but does not work as QEMU.
+    #[error("{} does not work as QEMU: {detail}", path.display())]
+    QemuUnusable {
+        /// The binary.
+        path: PathBuf,
+        /// What it said or did.
+        detail: String,
+    },
+    /// The machine asked for is impossible.
+    #[error("this machine is impossible: {0}")]
+    BadSpec(#[source] SpecError),
+    /// Too little memory was asked for.
+    #[error("{given} MiB of memory is too little: a guest needs at least {minimum} MiB")]
+    MemoryTooSmall {
+        /// MiB asked for.
+        given: u32,
+        /// MiB needed.
+        minimum: u32,
+    },
+    /// The kernel, initramfs or root image cannot be read.
+    #[error("the {what} {} cannot be read", path.display())]
+    ImageUnreadable {
+        /// `kernel`, `initramfs` or `root image`.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The host refused a resource that the machine needs (memory, a descriptor, a thread, a process).
+    #[error("the virtual machine could not be started: {what}")]
+    Spawn {
+        /// What was being done.
+        what: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The guest kernel panicked.
+    #[error("the guest kernel panicked{}", tail(console_tail))]
+    KernelPanic {
+        /// The newest console output.
+        console_tail: String,
+    },
+    /// The agent did not answer in time.
+    #[error("the guest did not come up within {:.1} s{}", after.as_secs_f64(), tail(console_tail))]
+    BootTimeout {
+        /// How long was waited.
+        after: Duration,
+        /// The newest console output.
+        console_tail: String,
+    },
+    /// The guest powered itself off although it was needed.
+    #[error("the guest powered itself off{}", tail(console_tail))]
+    PoweredOff {
+        /// The newest console output.
+        console_tail: String,
+    },
+    /// The process that ran the guest ended by itself.
+    #[error(
+        "the virtual machine's process ended with {status}{}",
+        tail(stderr_tail)
+    )]
+    Exited {
+        /// How it ended.
+        status: ProcessStatus,
+        /// The newest error output of the hypervisor.
+        stderr_tail: String,
+        /// The newest console output of the guest.
+        console_tail: String,
+    },
+    /// The machine was killed by its owner.
+    #[error("the virtual machine was killed")]
+    Killed,
+    /// The process was killed and is still there.
+    #[error("the virtual machine's process {pid} is still there {:.0} s after SIGKILL", after.as_secs_f64())]
+    StuckProcess {
+        /// The process.
+        pid: u32,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The handle was used in a child made by `fork`.
+    #[error("this virtual machine belongs to another process: it was started before a fork")]
+    ForkedProcess,
+}
+
+impl BackendError {
+    /// A short name that never changes, for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::QemuMissing { .. } => "qemu_missing",
+            Self::QemuTooOld { .. } => "qemu_too_old",
+            Self::QemuUnusable { .. } => "qemu_unusable",
+            Self::BadSpec(_) => "bad_machine_spec",
+            Self::MemoryTooSmall { .. } => "memory_too_small",
+            Self::ImageUnreadable { .. } => "image_unreadable",
+            Self::Spawn { .. } => "spawn_failed",
+            Self::KernelPanic { .. } => "kernel_panic",
+            Self::BootTimeout { .. } => "boot_timeout",
+            Self::PoweredOff { .. } => "guest_powered_off",
+            Self::Exited { .. } => "vm_exited",
+            Self::Killed => "vm_killed",
+            Self::StuckProcess { .. } => "vm_stuck",
+            Self::ForkedProcess => "forked_process",
+        }
+    }
+
+    /// What to do about it, in one or two sentences.
+    pub fn remedy(&self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
+            Self::QemuMissing { .. } => {
+                "Install QEMU (on Debian and Ubuntu: apt install qemu-system-x86), or set HAYFORK_QEMU to the path of qemu-system-x86_64."
+            }
+            Self::QemuTooOld { needed, .. } => {
+                return Cow::Owned(format!(
+                    "Install QEMU {needed} or newer, or set HAYFORK_QEMU to the path of a newer one."
+                ));
+            }
+            Self::QemuUnusable { .. } => {
+                "Run it with --version in a shell to see what is wrong, or set HAYFORK_QEMU to the path of a working qemu-system-x86_64."
+            }
+            Self::BadSpec(_) => "Change the option named in the message.",
+            Self::MemoryTooSmall { minimum, .. } => {
+                return Cow::Owned(format!("Ask for {minimum} MiB or more."));
+            }
+            Self::ImageUnreadable { .. } => {
+                "Build the images (make images), or set HAYFORK_IMAGES_DIR to a folder that holds them and that this user may read."
+            }
+            Self::Spawn { .. } => {
+                "Look at the cause: usually a limit on processes, open files or memory of this user (ulimit -a) or of its cgroup."
+            }
+            Self::KernelPanic { .. } => {
+                "Read the console output: most panics while booting come from too little memory or from images that do not belong together."
+            }
+            Self::BootTimeout { .. } => {
+                "Read the console output. If the guest was merely slow, because the host is loaded or has no KVM, allow it more time."
+            }
+            Self::PoweredOff { .. } => {
+                "Start a new machine. If this comes while booting, kernel, initramfs and root image probably do not belong together: rebuild them."
+            }
+            Self::Exited { .. } => {
+                "Read the error output; after signal 9 look into the host's kernel log for the out-of-memory killer."
+            }
+            Self::Killed => "Start a new machine.",
+            Self::StuckProcess { .. } => {
+                "The host's kernel does not end the process: look into its log."
+            }
+            Self::ForkedProcess => {
+                "Start machines in the process that uses them, or use the spawn start method of multiprocessing."
+            }
+        })
+    }
+}
+
+/// The last lines of an output for an error message: at most 6 lines and 800 bytes, since a message is read by people;
+/// the whole tail is in the error's field.
+fn tail(output: &str) -> String {
+    const LINES: usize = 6;
+    const BYTES: usize = 800;
+    let output = output.trim_end();
+    let mut start = output.len().saturating_sub(BYTES);
+    while !output.is_char_boundary(start) {
+        start += 1;
+    }
+    let output = &output[start..];
+    let lines: Vec<&str> = output
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .collect();
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!(
+        "; its last output was:\n{}",
+        lines[lines.len().saturating_sub(LINES)..].join("\n")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tail;
+
+    #[test]
+    fn the_tail_in_a_message_is_short_and_cut_at_a_character() {
+        assert_eq!(tail(" \n"), "");
+        assert_eq!(
+            tail("one\r\n\r\ntwo\r\n"),
+            "; its last output was:\none\ntwo"
+        );
+        let many = (0..20)
+            .map(|n| format!("line {n}"))
+            .collect::<Vec<_>>()
+            .join("\n");
+        assert!(tail(&many).ends_with("line 14\nline 15\nline 16\nline 17\nline 18\nline 19"));
+        assert!(!tail(&many).contains("line 13"));
+        let wide = "ü".repeat(2000);
+        assert!(tail(&wide).len() < 900);
+    }
+}
