@@ -37,8 +37,8 @@ pub use error::BackendError;
 pub use exit::{ExitKind, ExitReport, ProcessStatus};
 pub use spec::{
     AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
-    MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS,
-    MIN_MEMORY_MIB, MachineSpec, SpecError,
+    MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS, MIN_MEMORY_MIB,
+    MachineSpec, SpecError,
 };
 
 /// What executes the guest's instructions.
@@ -176,10 +176,7 @@ pub trait Machine: Send {
     /// else a boot timeout with what the console says.
     fn boot_failure(&self, after: Duration) -> BackendError {
         match self.try_exit() {
-            None => BackendError::BootTimeout {
-                after,
-                console_tail: self.console_tail(),
-            },
+            None => BackendError::BootTimeout { after, console_tail: self.console_tail() },
             Some(report) => report.into_error(),
         }
     }

@@ -1,4 +1,5 @@
-//! The monitor of hayfork. It holds the backend trait that the engine works with; its own hypervisor seam, machine and
-//! snapshots are to come.
+//! The monitor of hayfork. It holds the backend trait that the engine works with, and the probe that tells a hypervisor
+//! that can be used from one that only looks like it; its own hypervisor seam, machine and snapshots are to come.
 
 pub mod backend;
+pub mod hypervisor;

@@ -87,10 +87,7 @@ pub enum BackendError {
         console_tail: String,
     },
     /// The process that ran the guest ended by itself.
-    #[error(
-        "the virtual machine's process ended with {status}{}",
-        tail(stderr_tail)
-    )]
+    #[error("the virtual machine's process ended with {status}{}", tail(stderr_tail))]
     Exited {
         /// How it ended.
         status: ProcessStatus,
@@ -173,9 +170,7 @@ impl BackendError {
                 "Read the error output; after signal 9 look into the host's kernel log for the out-of-memory killer."
             }
             Self::Killed => "Start a new machine.",
-            Self::StuckProcess { .. } => {
-                "The host's kernel does not end the process: look into its log."
-            }
+            Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",
             Self::ForkedProcess => {
                 "Start machines in the process that uses them, or use the spawn start method of multiprocessing."
             }
@@ -194,18 +189,11 @@ fn tail(output: &str) -> String {
         start += 1;
     }
     let output = &output[start..];
-    let lines: Vec<&str> = output
-        .lines()
-        .map(str::trim_end)
-        .filter(|line| !line.is_empty())
-        .collect();
+    let lines: Vec<&str> = output.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     if lines.is_empty() {
         return String::new();
     }
-    format!(
-        "; its last output was:\n{}",
-        lines[lines.len().saturating_sub(LINES)..].join("\n")
-    )
+    format!("; its last output was:\n{}", lines[lines.len().saturating_sub(LINES)..].join("\n"))
 }
 
 #[cfg(test)]
@@ -215,14 +203,8 @@ mod tests {
     #[test]
     fn the_tail_in_a_message_is_short_and_cut_at_a_character() {
         assert_eq!(tail(" \n"), "");
-        assert_eq!(
-            tail("one\r\n\r\ntwo\r\n"),
-            "; its last output was:\none\ntwo"
-        );
-        let many = (0..20)
-            .map(|n| format!("line {n}"))
-            .collect::<Vec<_>>()
-            .join("\n");
+        assert_eq!(tail("one\r\n\r\ntwo\r\n"), "; its last output was:\none\ntwo");
+        let many = (0..20).map(|n| format!("line {n}")).collect::<Vec<_>>().join("\n");
         assert!(tail(&many).ends_with("line 14\nline 15\nline 16\nline 17\nline 18\nline 19"));
         assert!(!tail(&many).contains("line 13"));
         let wide = "ü".repeat(2000);

@@ -55,12 +55,8 @@ impl ExitReport {
     /// The error that this exit is for somebody who still needed the machine.
     pub fn into_error(self) -> BackendError {
         match self.kind {
-            ExitKind::Panic => BackendError::KernelPanic {
-                console_tail: self.console_tail,
-            },
-            ExitKind::PowerOff => BackendError::PoweredOff {
-                console_tail: self.console_tail,
-            },
+            ExitKind::Panic => BackendError::KernelPanic { console_tail: self.console_tail },
+            ExitKind::PowerOff => BackendError::PoweredOff { console_tail: self.console_tail },
             ExitKind::Killed => BackendError::Killed,
             ExitKind::Crashed => BackendError::Exited {
                 status: self.status,

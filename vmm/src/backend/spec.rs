@@ -118,10 +118,7 @@ impl MachineSpec {
     /// [`BackendError::MemoryTooSmall`] or [`BackendError::BadSpec`] for the first thing that is wrong.
     pub fn validate(&self) -> Result<(), BackendError> {
         if self.memory_mib < MIN_MEMORY_MIB {
-            return Err(BackendError::MemoryTooSmall {
-                given: self.memory_mib,
-                minimum: MIN_MEMORY_MIB,
-            });
+            return Err(BackendError::MemoryTooSmall { given: self.memory_mib, minimum: MIN_MEMORY_MIB });
         }
         let name_fits = (1..=MAX_NAME).contains(&self.name.len())
             && self
@@ -138,11 +135,7 @@ impl MachineSpec {
             SpecError::Linger(self.linger)
         } else if self.extra_command_line.len() > MAX_COMMAND_LINE {
             SpecError::CommandLineTooLong(self.extra_command_line.len())
-        } else if !self
-            .extra_command_line
-            .bytes()
-            .all(|byte| byte == b' ' || byte.is_ascii_graphic())
-        {
+        } else if !self.extra_command_line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()) {
             SpecError::CommandLineCharacter
         } else if !(1..=MAX_CONSOLE_BYTES).contains(&self.console_bytes) {
             SpecError::ConsoleBytes(self.console_bytes)

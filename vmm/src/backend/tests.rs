@@ -40,13 +40,7 @@ fn defaults_and_limits_themselves_are_valid() {
 fn each_limit_has_its_own_error() {
     let error = changed(|spec| spec.memory_mib = 1);
     assert_eq!(error.code(), "memory_too_small");
-    assert!(matches!(
-        error,
-        BackendError::MemoryTooSmall {
-            given: 1,
-            minimum: MIN_MEMORY_MIB
-        }
-    ));
+    assert!(matches!(error, BackendError::MemoryTooSmall { given: 1, minimum: MIN_MEMORY_MIB }));
     assert!(error.remedy().contains(&MIN_MEMORY_MIB.to_string()));
 
     let bad = |change: fn(&mut MachineSpec)| match changed(change) {
@@ -58,42 +52,18 @@ fn each_limit_has_its_own_error() {
         SpecError::MemoryTooLarge(MAX_MEMORY_MIB + 1)
     );
     assert_eq!(bad(|spec| spec.vcpus = 0), SpecError::Vcpus(0));
-    assert_eq!(
-        bad(|spec| spec.vcpus = MAX_VCPUS + 1),
-        SpecError::Vcpus(MAX_VCPUS + 1)
-    );
-    assert_eq!(
-        bad(|spec| spec.name = String::new()),
-        SpecError::Name(String::new())
-    );
-    assert_eq!(
-        bad(|spec| spec.name = "a,b".into()),
-        SpecError::Name("a,b".into())
-    );
-    assert!(matches!(
-        bad(|spec| spec.name = "n".repeat(MAX_NAME + 1)),
-        SpecError::Name(_)
-    ));
-    assert!(matches!(
-        bad(|spec| spec.linger = MAX_LINGER + Duration::from_nanos(1)),
-        SpecError::Linger(_)
-    ));
-    assert_eq!(
-        bad(|spec| spec.extra_command_line = "a\nb".into()),
-        SpecError::CommandLineCharacter
-    );
-    assert_eq!(
-        bad(|spec| spec.extra_command_line = "ä".into()),
-        SpecError::CommandLineCharacter
-    );
+    assert_eq!(bad(|spec| spec.vcpus = MAX_VCPUS + 1), SpecError::Vcpus(MAX_VCPUS + 1));
+    assert_eq!(bad(|spec| spec.name = String::new()), SpecError::Name(String::new()));
+    assert_eq!(bad(|spec| spec.name = "a,b".into()), SpecError::Name("a,b".into()));
+    assert!(matches!(bad(|spec| spec.name = "n".repeat(MAX_NAME + 1)), SpecError::Name(_)));
+    assert!(matches!(bad(|spec| spec.linger = MAX_LINGER + Duration::from_nanos(1)), SpecError::Linger(_)));
+    assert_eq!(bad(|spec| spec.extra_command_line = "a\nb".into()), SpecError::CommandLineCharacter);
+    assert_eq!(bad(|spec| spec.extra_command_line = "ä".into()), SpecError::CommandLineCharacter);
     assert!(matches!(
         bad(|spec| spec.extra_command_line = "x".repeat(MAX_COMMAND_LINE + 1)),
         SpecError::CommandLineTooLong(_)
     ));
-    assert_eq!(
-        bad(|spec| spec.console_bytes = 0),
-        SpecError::ConsoleBytes(0)
-    );
+    assert_eq!(bad(|spec| spec.console_bytes = 0), SpecError::ConsoleBytes(0));
     assert_eq!(
         bad(|spec| spec.console_bytes = MAX_CONSOLE_BYTES + 1),
         SpecError::ConsoleBytes(MAX_CONSOLE_BYTES + 1)
@@ -160,44 +130,26 @@ fn report(kind: ExitKind) -> ExitReport {
 #[test]
 fn waiting_ends_by_timeout_or_by_exit() {
     let (mut guest, exit) = UnixStream::pair().unwrap();
-    let fake = Fake {
-        exit,
-        report: Mutex::new(None),
-    };
+    let fake = Fake { exit, report: Mutex::new(None) };
     let start = Instant::now();
     assert_eq!(fake.wait(Some(Duration::from_millis(30))), None);
     assert!(start.elapsed() >= Duration::from_millis(30));
-    assert!(matches!(
-        fake.boot_failure(Duration::from_secs(2)),
-        BackendError::BootTimeout { .. }
-    ));
+    assert!(matches!(fake.boot_failure(Duration::from_secs(2)), BackendError::BootTimeout { .. }));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| fake.wait(None));
         *fake.report.lock().unwrap() = Some(report(ExitKind::Crashed));
         guest.write_all(b"x").unwrap();
         assert_eq!(waiting.join().unwrap(), Some(report(ExitKind::Crashed)));
     });
-    assert_eq!(
-        fake.boot_failure(Duration::from_secs(2)).code(),
-        "vm_exited"
-    );
+    assert_eq!(fake.boot_failure(Duration::from_secs(2)).code(), "vm_exited");
 }
 
 #[test]
 fn an_exit_becomes_the_error_that_names_its_cause() {
     let message = report(ExitKind::Crashed).into_error().to_string();
-    assert!(
-        message.contains("exit code 1") && message.contains("the errors"),
-        "{message}"
-    );
+    assert!(message.contains("exit code 1") && message.contains("the errors"), "{message}");
     let message = report(ExitKind::Panic).into_error().to_string();
-    assert!(
-        message.contains("panicked") && message.contains("the console"),
-        "{message}"
-    );
-    assert_eq!(
-        report(ExitKind::PowerOff).into_error().code(),
-        "guest_powered_off"
-    );
+    assert!(message.contains("panicked") && message.contains("the console"), "{message}");
+    assert_eq!(report(ExitKind::PowerOff).into_error().code(), "guest_powered_off");
     assert_eq!(report(ExitKind::Killed).into_error().code(), "vm_killed");
 }
