@@ -1,0 +1,106 @@
+use super::*;
+
+fn entry(name: &str, value: &str) -> Env {
+    vec![(name.into(), value.into())]
+}
+
+#[test]
+fn requests_and_events_round_trip() {
+    let limit = OutputLimit { bytes: 10, keep: Keep::HeadAndTail };
+    let request = Request::Execute(Execute {
+        context: 3,
+        language: Language::JavaScript,
+        code: "1".into(),
+        env: entry("A", "b"),
+        stdin: true,
+        timeout_ms: Some(30_000),
+        stdout: limit,
+        stderr: limit,
+    });
+    let bytes = postcard::to_allocvec(&request).unwrap();
+    assert_eq!(postcard::from_bytes::<Request>(&bytes).unwrap(), request);
+    let event = Event::Finished(Finished {
+        status: Status::OutOfMemory,
+        exit_code: 137,
+        state_reset: true,
+        spawn_us: 1,
+        run_us: 2,
+    });
+    let bytes = postcard::to_allocvec(&event).unwrap();
+    assert_eq!(postcard::from_bytes::<Event>(&bytes).unwrap(), event);
+}
+
+#[test]
+fn code_is_checked() {
+    for blank in ["", " \n\t", "\u{feff}", "\u{feff}\n"] {
+        assert_eq!(validate_code(blank).unwrap_err().code, FailureCode::BadRequest, "{blank:?}");
+    }
+    assert!(validate_code("print(1)\0").is_err());
+    assert!(validate_code(&"x".repeat(limits::MAX_CODE)).is_ok());
+    assert!(validate_code(&"x".repeat(limits::MAX_CODE + 1)).is_err());
+    assert!(validate_code("# a comment alone").is_ok());
+}
+
+#[test]
+fn paths_are_checked_in_bytes() {
+    assert!(validate_path(&"ä".repeat(127)).is_ok());
+    assert_eq!(validate_path(&"ä".repeat(128)).unwrap_err().code, FailureCode::BadPath);
+    assert!(validate_path("a\0b").is_err());
+    assert!(validate_path(&"a/".repeat(2048)).is_err());
+}
+
+#[test]
+fn environment_names_that_change_program_starts_are_refused() {
+    for name in ["LD_PRELOAD", "ld_audit", "PATH", "PythonPath", "BASH_ENV", "BASH_FUNC_ls"] {
+        let failure = validate_env(&entry(name, "x")).unwrap_err();
+        assert_eq!(failure.code, FailureCode::BadEnv);
+        assert!(failure.message.contains(name), "{}", failure.message);
+    }
+    for name in ["", "1A", "A B", "A=B", "Ä", "A\0"] {
+        assert!(validate_env(&entry(name, "x")).is_err(), "{name:?}");
+    }
+    assert!(validate_env(&entry("MY_VAR", "any\nbytes = fine ✓")).is_ok());
+    assert!(validate_env(&entry("A", "\0")).is_err());
+    assert!(validate_env(&entry("A", &"x".repeat(limits::MAX_ENV_VALUE + 1))).is_err());
+}
+
+#[test]
+fn the_largest_valid_execution_fits_a_control_frame() {
+    let env: Env = (0..limits::MAX_ENV_ENTRIES)
+        .map(|i| (format!("{i:_>256}"), "x".repeat(limits::MAX_ENV_VALUE)))
+        .collect();
+    let limit = OutputLimit { bytes: u64::MAX, keep: Keep::Head };
+    let request = Request::Execute(Execute {
+        context: u32::MAX,
+        language: Language::Python,
+        code: "x".repeat(limits::MAX_CODE),
+        env,
+        stdin: true,
+        timeout_ms: Some(u64::MAX),
+        stdout: limit,
+        stderr: limit,
+    });
+    request.validate().unwrap();
+    assert!(postcard::to_allocvec(&request).unwrap().len() <= limits::MAX_CONTROL);
+}
+
+#[test]
+fn commands_need_a_program() {
+    let limit = OutputLimit { bytes: 1, keep: Keep::Head };
+    let command = |argv: &[&str]| {
+        Request::Command(Command {
+            argv: argv.iter().map(ToString::to_string).collect(),
+            cwd: None,
+            env: vec![],
+            user: User::Sandbox,
+            stdin: false,
+            timeout_ms: None,
+            stdout: limit,
+            stderr: limit,
+        })
+    };
+    assert!(command(&[]).validate().is_err());
+    assert!(command(&[""]).validate().is_err());
+    assert!(command(&["ls", "a\0"]).validate().is_err());
+    assert!(command(&["ls", ""]).validate().is_ok());
+}
