@@ -35,6 +35,14 @@ pub enum BackendError {
         /// What it said or did.
         detail: String,
     },
+    /// Hardware virtualisation was asked for by name, and it is not to be had here.
+    #[error("KVM cannot be used: {detail}")]
+    AcceleratorUnusable {
+        /// What stands in the way.
+        detail: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// The machine asked for is impossible.
     #[error("this machine is impossible: {0}")]
     BadSpec(#[source] SpecError),
@@ -119,6 +127,7 @@ impl BackendError {
             Self::QemuMissing { .. } => "qemu_missing",
             Self::QemuTooOld { .. } => "qemu_too_old",
             Self::QemuUnusable { .. } => "qemu_unusable",
+            Self::AcceleratorUnusable { .. } => "accelerator_unusable",
             Self::BadSpec(_) => "bad_machine_spec",
             Self::MemoryTooSmall { .. } => "memory_too_small",
             Self::ImageUnreadable { .. } => "image_unreadable",
@@ -147,6 +156,7 @@ impl BackendError {
             Self::QemuUnusable { .. } => {
                 "Run it with --version in a shell to see what is wrong, or set HAYFORK_QEMU to the path of a working qemu-system-x86_64."
             }
+            Self::AcceleratorUnusable { remedy, .. } => remedy,
             Self::BadSpec(_) => "Change the option named in the message.",
             Self::MemoryTooSmall { minimum, .. } => {
                 return Cow::Owned(format!("Ask for {minimum} MiB or more."));

@@ -1,0 +1,82 @@
+//! The backend: checks once, then launches.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use hayfork_vmm::backend::{Backend, BackendError, Capabilities, Machine, MachineSpec};
+
+use crate::accel::{self, AcceleratorChoice};
+use crate::binary::{self, Binary};
+use crate::command::{DEFAULT_TRANSLATION_BUFFER_MIB, Engine};
+use crate::machine::QemuMachine;
+
+/// How to run QEMU. The default finds everything by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QemuOptions {
+    /// The binary; `None`: `HAYFORK_QEMU`, then `PATH`.
+    pub binary: Option<PathBuf>,
+    /// What executes the guest's instructions.
+    pub accelerator: AcceleratorChoice,
+    /// Size of the translator's buffer in MiB, which bounds a part of QEMU's private memory.
+    pub translation_buffer_mib: u32,
+}
+
+impl Default for QemuOptions {
+    fn default() -> Self {
+        Self {
+            binary: None,
+            accelerator: AcceleratorChoice::Auto,
+            translation_buffer_mib: DEFAULT_TRANSLATION_BUFFER_MIB,
+        }
+    }
+}
+
+/// Runs machines under QEMU.
+#[derive(Debug, Default)]
+pub struct Qemu {
+    options: QemuOptions,
+    /// What the check found; empty until it has succeeded.
+    checked: Mutex<Option<(Binary, Capabilities)>>,
+}
+
+impl Qemu {
+    /// A backend with these options. Looks at nothing yet.
+    pub fn new(options: QemuOptions) -> Self {
+        Self { options, checked: Mutex::default() }
+    }
+
+    /// The binary and what it can do; looked for at the first call, and again as long as that failed.
+    fn checked(&self) -> Result<(Binary, Capabilities), BackendError> {
+        // Assigned whole or not at all, so a panic elsewhere leaves it good.
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = &*checked {
+            return Ok(found.clone());
+        }
+        let binary = binary::find(self.options.binary.as_deref())?;
+        let (accelerator, notes) = accel::choose(self.options.accelerator, accel::hypervisor)?;
+        let description = format!("QEMU {} ({})", binary.version, binary.path.display());
+        let mut capabilities = Capabilities::new(self.name(), description, accelerator);
+        capabilities.notes = notes;
+        Ok(checked.insert((binary, capabilities)).clone())
+    }
+}
+
+impl Backend for Qemu {
+    fn name(&self) -> &'static str {
+        "qemu"
+    }
+
+    fn check(&self) -> Result<Capabilities, BackendError> {
+        Ok(self.checked()?.1)
+    }
+
+    fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
+        spec.validate()?;
+        let (binary, capabilities) = self.checked()?;
+        let engine = Engine {
+            accelerator: capabilities.accelerator,
+            translation_buffer_mib: self.options.translation_buffer_mib,
+        };
+        Ok(Box::new(QemuMachine::launch(&binary, engine, spec)?))
+    }
+}

@@ -1,0 +1,127 @@
+//! QEMU's command line for a machine. A pure function, so that tests can see all of it.
+//!
+//! Everything the machine needs comes by descriptor: images are opened here, guest memory is a memfd, the agent's
+//! channel is one end of a socket pair. QEMU gets them as `/proc/self/fd/N`, so that no path needs quoting, nothing has
+//! a name in a file system, and nothing can be exchanged between the check and the use.
+
+use std::fmt::Write as _;
+use std::os::fd::RawFd;
+
+use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec};
+
+/// Size of the buffer for translated code, in MiB. It fills up as the guest runs new code and is thrown away when full,
+/// so it bounds QEMU's private memory; its default size is an eighth of the host's memory, at most 1 GiB.
+pub const DEFAULT_TRANSLATION_BUFFER_MIB: u32 = 32;
+
+/// Descriptors that QEMU inherits, by number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inherited {
+    /// A connected socket: the guest's end of the agent channel.
+    pub(crate) agent: RawFd,
+    /// Guest memory, of the right size.
+    pub(crate) memory: RawFd,
+    pub(crate) kernel: RawFd,
+    pub(crate) initramfs: RawFd,
+    pub(crate) root_image: Option<RawFd>,
+}
+
+/// How to run the guest, apart from what the guest is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Engine {
+    pub(crate) accelerator: Accelerator,
+    /// [`DEFAULT_TRANSLATION_BUFFER_MIB`]
+    pub(crate) translation_buffer_mib: u32,
+}
+
+/// The arguments behind the name of the binary.
+pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> Vec<String> {
+    let mut all = Arguments::default();
+    let memory = spec.memory_mib;
+    all.option("-name", &spec.name);
+    // Before everything else: whatever QEMU parses later runs with few system calls left to it.
+    all.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+    // No ACPI: only then does QEMU tell the kernel by its command line where the devices are. No option ROMs: qboot
+    // starts the kernel itself. The clock chip gives the guest its date. The timer chip is what the kernel calibrates
+    // the others by; without it a translated guest hangs.
+    all.option(
+        "-machine",
+        "microvm,acpi=off,pic=on,pit=on,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,usb=off,graphics=off,\
+         mem-merge=off,dump-guest-core=off,memory-backend=ram",
+    );
+    if engine.accelerator == Accelerator::Tcg {
+        all.option("-accel", &format!("tcg,tb-size={}", engine.translation_buffer_mib));
+        all.option("-cpu", TCG_CPU);
+    } else {
+        all.option("-accel", "kvm");
+        all.option("-cpu", "host");
+    }
+    all.option("-smp", &spec.vcpus.to_string());
+    all.option("-m", &format!("{memory}M"));
+    all.option(
+        "-object",
+        &format!("memory-backend-file,id=ram,mem-path={},size={memory}M,share=on", path(fds.memory)),
+    );
+    for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
+        all.flag(flag);
+    }
+    all.option("-display", "none");
+    all.option("-rtc", "base=utc");
+    all.option("-kernel", &path(fds.kernel));
+    all.option("-initrd", &path(fds.initramfs));
+    all.option("-append", &kernel_command_line(spec, engine.accelerator));
+    // The console: what the guest writes is read from QEMU's standard output; its standard input is empty.
+    all.option("-chardev", "stdio,id=console,signal=off");
+    all.option("-serial", "chardev:console");
+    all.option("-global", "virtio-mmio.force-legacy=false");
+    all.option("-chardev", &format!("socket,id=agent,fd={}", fds.agent));
+    all.option("-device", "virtio-serial-device,max_ports=2");
+    all.option("-device", &format!("virtserialport,nr=1,chardev=agent,name={AGENT_PORT_NAME}"));
+    all.option("-device", "virtio-rng-device");
+    if let Some(root_image) = fds.root_image {
+        all.option(
+            "-blockdev",
+            &format!("driver=file,node-name=root,filename={},read-only=on,locking=off", path(root_image)),
+        );
+        all.option("-device", "virtio-blk-device,drive=root");
+    }
+    all.0
+}
+
+/// The processor that is translated.
+const TCG_CPU: &str = "max";
+
+/// The kernel's parameters; QEMU appends one `virtio_mmio.device=` for each device.
+fn kernel_command_line(spec: &MachineSpec, accelerator: Accelerator) -> String {
+    // A panic resets the machine at once, a reset is by triple fault (there is no keyboard controller), and either ends
+    // QEMU (-no-reboot).
+    let mut line = String::from("console=ttyS0 panic=-1 reboot=t ");
+    if accelerator == Accelerator::Tcg {
+        // The translator delivers timer interrupts too irregularly for the kernel's check of them.
+        line.push_str("no_timer_check ");
+    }
+    // Writing to a String cannot fail.
+    let _ = write!(line, "{}", spec.command_line(&format!("virtio-serial:{AGENT_PORT_NAME}")));
+    line
+}
+
+/// A descriptor as a path in QEMU.
+fn path(fd: RawFd) -> String {
+    format!("/proc/self/fd/{fd}")
+}
+
+#[derive(Default)]
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn flag(&mut self, flag: &str) {
+        self.0.push(flag.to_owned());
+    }
+
+    fn option(&mut self, name: &str, value: &str) {
+        self.0.push(name.to_owned());
+        self.0.push(value.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! Runs hayfork's guests under QEMU: the backend for hosts where the monitor cannot run, with the same kernel,
+//! initramfs and root images.
+//!
+//! ```text
+//! this process                                   QEMU (dies with this process)
+//!   Qemu ── binary: find, version                  microvm machine, seccomp, nothing but these:
+//!        ── accel: KVM or TCG, by probe              serial console ──► stdout ─┐
+//!   QemuMachine ── channel ◄── socket pair ──────►   virtio-serial port         │
+//!        ── watcher thread ◄── pipes ────────────────────────────────────◄──────┘ and stderr
+//!        ── images, memfd ── by descriptor ──────►   RAM, kernel, initramfs, virtio-blk (read-only), virtio-rng
+//! ```
+//!
+//! * [`Qemu`] implements [`Backend`](hayfork_vmm::backend::Backend): `backend` checks and launches, `binary` finds QEMU,
+//!   `accel` chooses the accelerator, `command` writes the command line.
+//! * `machine` is one guest, `process` its child process, `spawn` the thread that starts processes so that they die with
+//!   this one, `process_setup` the unsafe steps of that, `console` the ring, `diagnosis` turns an exit into an error.
+
+mod accel;
+mod backend;
+mod binary;
+mod command;
+mod console;
+mod diagnosis;
+mod machine;
+mod process;
+mod process_setup;
+mod spawn;
+
+pub use accel::{AcceleratorChoice, hypervisor};
+pub use backend::{Qemu, QemuOptions};
+pub use binary::{BINARY_NAME, BINARY_VARIABLE, Binary, OLDEST, Version, find};
+pub use command::DEFAULT_TRANSLATION_BUFFER_MIB;
