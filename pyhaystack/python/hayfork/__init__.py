@@ -1,0 +1,179 @@
+"""Runs code that nobody trusts in a virtual machine of its own, on your own computer.
+
+One line::
+
+    hayfork.run("print(6 * 7)").stdout
+
+A session that keeps its variables::
+
+    with hayfork.Sandbox.create() as sandbox:
+        sandbox.run_code("x = 41")
+        sandbox.run_code("x + 1").text
+
+`AsyncSandbox` has the same names for event loops; `Scheduler` and `Session` have the names and meanings of the
+exec-sandbox package, so that code written for it runs after changing the import.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hayfork._native import __version__
+from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox
+from hayfork.errors import (
+    AssetChecksumError,
+    AssetDownloadError,
+    AssetError,
+    AssetNotFoundError,
+    BalloonTransientError,
+    CodeValidationError,
+    CommandFailedError,
+    CommunicationError,
+    CommunicationOutcomeUnknownError,
+    EnvVarValidationError,
+    ExecutionCancelledError,
+    ForkedProcessError,
+    GuestAgentError,
+    HayforkError,
+    InputValidationError,
+    OutputLimitError,
+    PackageNotAllowedError,
+    PermanentError,
+    RootNotGrantedError,
+    SandboxDependencyError,
+    SandboxError,
+    SandboxFileError,
+    SessionClosedError,
+    SnapshotError,
+    SocketAuthError,
+    TransientError,
+    UnsupportedOptionError,
+    VmBootError,
+    VmBootTimeoutError,
+    VmCapacityError,
+    VmConfigError,
+    VmDependencyError,
+    VmError,
+    VmGvproxyError,
+    VmOverlayError,
+    VmPermanentError,
+    VmQemuCrashError,
+    VmTimeoutError,
+    VmTransientError,
+)
+from hayfork.models import EntryInfo, Execution, ExecutionError, Result, SandboxStats, Timings
+from hayfork.oneshot import arun, run
+from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox
+
+if TYPE_CHECKING:
+    from hayfork.scheduler import (
+        ExecutionResult,
+        ExposedPort,
+        FileInfo,
+        Language,
+        PortMapping,
+        Scheduler,
+        SchedulerConfig,
+        Session,
+        SyncScheduler,
+        SyncSession,
+        TimingBreakdown,
+        configure_logging,
+    )
+
+# Loaded on first use: they bring pydantic, which the sandboxes do not need.
+_SCHEDULER_NAMES = frozenset(
+    {
+        "ExecutionResult",
+        "ExposedPort",
+        "FileInfo",
+        "Language",
+        "PortMapping",
+        "Scheduler",
+        "SchedulerConfig",
+        "Session",
+        "SyncScheduler",
+        "SyncSession",
+        "TimingBreakdown",
+        "configure_logging",
+    }
+)
+
+__all__ = [
+    "AssetChecksumError",
+    "AssetDownloadError",
+    "AssetError",
+    "AssetNotFoundError",
+    "AsyncCommandHandle",
+    "AsyncCommands",
+    "AsyncFiles",
+    "AsyncSandbox",
+    "BalloonTransientError",
+    "CodeValidationError",
+    "CommandFailedError",
+    "CommandHandle",
+    "Commands",
+    "CommunicationError",
+    "CommunicationOutcomeUnknownError",
+    "EntryInfo",
+    "EnvVarValidationError",
+    "Execution",
+    "ExecutionCancelledError",
+    "ExecutionError",
+    "ExecutionResult",
+    "ExposedPort",
+    "FileInfo",
+    "Files",
+    "ForkedProcessError",
+    "GuestAgentError",
+    "HayforkError",
+    "InputValidationError",
+    "Language",
+    "OutputLimitError",
+    "PackageNotAllowedError",
+    "PermanentError",
+    "PortMapping",
+    "Result",
+    "RootNotGrantedError",
+    "Sandbox",
+    "SandboxDependencyError",
+    "SandboxError",
+    "SandboxFileError",
+    "SandboxStats",
+    "Scheduler",
+    "SchedulerConfig",
+    "Session",
+    "SessionClosedError",
+    "SnapshotError",
+    "SocketAuthError",
+    "SyncScheduler",
+    "SyncSession",
+    "TimingBreakdown",
+    "Timings",
+    "TransientError",
+    "UnsupportedOptionError",
+    "VmBootError",
+    "VmBootTimeoutError",
+    "VmCapacityError",
+    "VmConfigError",
+    "VmDependencyError",
+    "VmError",
+    "VmGvproxyError",
+    "VmOverlayError",
+    "VmPermanentError",
+    "VmQemuCrashError",
+    "VmTimeoutError",
+    "VmTransientError",
+    "__version__",
+    "arun",
+    "configure_logging",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SCHEDULER_NAMES:
+        from hayfork import scheduler  # noqa: PLC0415 - on first use
+
+        return getattr(scheduler, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

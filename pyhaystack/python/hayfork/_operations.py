@@ -1,0 +1,354 @@
+"""The operations behind both the sync and the async classes, each written once (see `_calls`)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from hayfork import _native, errors
+from hayfork._calls import Operation
+from hayfork._engine import engine
+from hayfork._execution import Callbacks, Collector, Stdin, feed_stdin, follow
+from hayfork.models import EntryInfo, Execution, SandboxStats
+
+LANGUAGES = ("python", "javascript", "shell")
+
+STDOUT_LIMIT = 1_000_000
+"""Bytes of standard output that a result holds at most, unless asked for otherwise."""
+
+STDERR_LIMIT = 100_000
+"""Bytes of standard error that a result holds at most, unless asked for otherwise."""
+
+_PIECE = 256 * 1024
+
+Env = Mapping[str, str] | None
+Content = bytes | str | Path | IO[bytes] | IO[str]
+
+_ALIASES = {
+    "py": "python",
+    "python3": "python",
+    "js": "javascript",
+    "ts": "javascript",
+    "typescript": "javascript",
+    "node": "javascript",
+    "bash": "shell",
+    "sh": "shell",
+    "raw": "shell",
+}
+
+
+def language_name(language: str) -> str:
+    """Check a language's name, or one of its usual other names.
+
+    Raises:
+        VmConfigError: If there is no such language.
+    """
+    name = str(getattr(language, "value", language)).lower()
+    name = _ALIASES.get(name, name)
+    if name not in LANGUAGES:
+        raise errors.VmConfigError(
+            f"there is no language {language!r}",
+            code="unknown_language",
+            remedy=f"Choose one of {', '.join(LANGUAGES)}.",
+        )
+    return name
+
+
+def env_list(env: Env) -> list[tuple[str, str]]:
+    """Check an environment's types.
+
+    Raises:
+        EnvVarValidationError: If a name or value is not text.
+    """
+    entries = list((env or {}).items())
+    for name, value in entries:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise errors.EnvVarValidationError(
+                f"the environment entry {name!r}: {value!r} is not text",
+                remedy="Give names and values as str.",
+            )
+    return entries
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise errors.VmConfigError(
+            f"{name} is {value!r}", remedy="Give a number of seconds above 0, or None for no limit."
+        )
+    return None if value is None else float(value)
+
+
+def _whole(name: str, value: int | None, highest: int) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= highest:
+        raise errors.VmConfigError(f"{name} is {value!r}", remedy=f"Give a whole number from 1 to {highest}.")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise errors.CodeValidationError(f"{name} is {type(value).__name__}, not str", remedy="Give it as str.")
+    return value
+
+
+def create(
+    *,
+    language: str,
+    memory_mb: int | None,
+    cpus: int | None,
+    idle_timeout: float | None,
+    boot_timeout: float | None,
+    env: Env,
+    allow_root: bool,
+    name: str | None,
+    backend: str | None,
+    images: str | os.PathLike[str] | None,
+) -> Operation[_native.Sandbox]:
+    """Start a sandbox."""
+    call = engine(images=images, backend=backend).create(
+        language=language_name(language),
+        memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
+        cpus=_whole("cpus", cpus, 255),
+        idle_timeout=_seconds("idle_timeout", idle_timeout),
+        boot_timeout=_seconds("boot_timeout", boot_timeout),
+        env=env_list(env),
+        name=name,
+        grant_root=allow_root,
+    )
+    sandbox: _native.Sandbox = yield call
+    return sandbox
+
+
+def run_code(
+    sandbox: _native.Sandbox,
+    code: str,
+    *,
+    language: str | None = None,
+    context: int = 0,
+    timeout: float | None = None,
+    env: Env = None,
+    stdin: Stdin | None = None,
+    callbacks: Callbacks,
+    stdout_limit: int = STDOUT_LIMIT,
+    stderr_limit: int = STDERR_LIMIT,
+    boot: float = 0.0,
+) -> Operation[Execution]:
+    """Run code in a persistent context."""
+    collector = Collector(callbacks, boot)
+    run = sandbox.execute(
+        check_code(code),
+        language=None if language is None else language_name(language),
+        context=context,
+        env=env_list(env),
+        stdin=stdin is not None,
+        timeout=_seconds("timeout", timeout),
+        stdout_limit=stdout_limit,
+        stderr_limit=stderr_limit,
+        keep_tail=True,
+    )
+    feed_stdin(run, stdin)
+    return follow(run, collector)
+
+
+def start_command(
+    sandbox: _native.Sandbox,
+    cmd: str | Sequence[str],
+    *,
+    cwd: str | None = None,
+    env: Env = None,
+    user: str | None = None,
+    timeout: float | None = None,
+    stdin: Stdin | bool | None = None,
+    stdout_limit: int = STDOUT_LIMIT,
+    stderr_limit: int = STDERR_LIMIT,
+) -> _native.Run:
+    """Start a program, or a line for bash. With `stdin=True`, its standard input stays open."""
+    if user not in (None, "user", "root"):
+        raise errors.VmConfigError(f"there is no user {user!r}", remedy='Choose "user" or "root".')
+    argv = ["/bin/bash", "-c", cmd] if isinstance(cmd, str) else [_text("an argument", a) for a in cmd]
+    if isinstance(cmd, str) and not cmd.strip():
+        raise errors.CodeValidationError("the command is empty", remedy="Name a program to run.")
+    run = sandbox.command(
+        argv,
+        cwd=cwd,
+        env=env_list(env),
+        root=user == "root",
+        stdin=stdin is not None and stdin is not False,
+        timeout=_seconds("timeout", timeout),
+        stdout_limit=stdout_limit,
+        stderr_limit=stderr_limit,
+    )
+    if not isinstance(stdin, bool):
+        feed_stdin(run, stdin)
+    return run
+
+
+def checked(execution: Execution, cmd: str | Sequence[str], *, check: bool) -> Execution:
+    """Raise for a command that failed, if that is wanted."""
+    if check and not execution.ok:
+        error = errors.CommandFailedError(
+            f"{cmd!r} ended with status {execution.status}, exit code {execution.exit_code}: "
+            f"{execution.stderr.strip()[-500:]}"
+        )
+        error.result = execution
+        raise error
+    return execution
+
+
+def upload(sandbox: _native.Sandbox, path: str, content: Content, mode: int = 0o644) -> Operation[int]:
+    """Write a file from bytes, text, a host file or a stream, all of it or nothing."""
+    if isinstance(content, Path):
+        with content.open("rb") as stream:
+            size: int = yield from _upload_stream(sandbox, path, stream, mode)
+            return size
+    if isinstance(content, str):
+        content = content.encode()
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return (yield from _upload_pieces(sandbox, path, _slices(memoryview(content).cast("B")), mode))
+    return (yield from _upload_stream(sandbox, path, content, mode))
+
+
+def _slices(content: memoryview) -> Any:
+    for start in range(0, len(content), _PIECE):
+        yield bytes(content[start : start + _PIECE])
+
+
+def _reads(stream: IO[bytes] | IO[str]) -> Any:
+    while piece := stream.read(_PIECE):
+        yield piece.encode() if isinstance(piece, str) else piece
+
+
+def _upload_stream(sandbox: _native.Sandbox, path: str, stream: IO[bytes] | IO[str], mode: int) -> Operation[int]:
+    return (yield from _upload_pieces(sandbox, path, _reads(stream), mode))
+
+
+def _upload_pieces(sandbox: _native.Sandbox, path: str, pieces: Any, mode: int) -> Operation[int]:
+    transfer = sandbox.upload(path, mode)
+    try:
+        for piece in pieces:
+            if not (yield transfer.write(piece)):
+                break  # it has failed; finish tells why
+        size: int = yield transfer.finish()
+    except BaseException:
+        transfer.abandon()
+        raise
+    return size
+
+
+def download(sandbox: _native.Sandbox, path: str, destination: IO[bytes]) -> Operation[int]:
+    """Read a file into a stream."""
+    transfer = sandbox.download(path)
+    size = 0
+    while piece := (yield transfer.read()):
+        destination.write(piece)
+        size += len(piece)
+    return size
+
+
+def download_to_file(sandbox: _native.Sandbox, path: str, destination: Path) -> Operation[int]:
+    """Read a file into a host file, which appears whole or not at all."""
+    destination = Path(destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name[:100]}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            size: int = yield from download(sandbox, path, stream)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(aside).chmod(0o666 & ~umask)
+        Path(aside).replace(destination)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    return size
+
+
+def entry(file: tuple[str, str, int, int, float]) -> EntryInfo:
+    """Make the model of a directory entry."""
+    name, kind, size, mode, modified = file
+    kinds: dict[str, Literal["file", "dir", "symlink", "other"]] = {
+        "file": "file",
+        "dir": "dir",
+        "symlink": "symlink",
+    }
+    return EntryInfo(name, kinds.get(kind, "other"), size, mode, modified)
+
+
+def list_dir(sandbox: _native.Sandbox, path: str) -> Operation[list[EntryInfo]]:
+    """List a folder, sorted by name."""
+    files = yield sandbox.list(path)
+    return [entry(file) for file in files]
+
+
+def stat(sandbox: _native.Sandbox, path: str) -> Operation[EntryInfo]:
+    """Describe one entry."""
+    return entry((yield sandbox.stat(path)))
+
+
+def exists(sandbox: _native.Sandbox, path: str) -> Operation[bool]:
+    """Tell whether an entry exists."""
+    try:
+        yield sandbox.stat(path)
+    except errors.SandboxFileError as error:
+        if error.code == "not_found":
+            return False
+        raise
+    return True
+
+
+def plain(call: _native.Call[Any]) -> Operation[Any]:
+    """Wait for one call."""
+    return (yield call)
+
+
+def stats(sandbox: _native.Sandbox) -> Operation[SandboxStats]:
+    """Ask the guest and the host what the sandbox uses."""
+    guest = yield sandbox.stats()
+    host = sandbox.host_memory()
+    return SandboxStats(
+        agent_pss_bytes=guest["agent_pss_bytes"],
+        user_memory_bytes=guest["user_memory_bytes"],
+        user_memory_limit_bytes=guest["user_memory_limit_bytes"],
+        user_processes=guest["user_processes"],
+        uptime=guest["uptime_s"],
+        host_overhead_bytes=host[0] if host else None,
+        host_guest_bytes=host[1] if host else None,
+    )
+
+
+def idle_output(sandbox: _native.Sandbox, context: int) -> Operation[tuple[str, str]]:
+    """Take what background work printed while nothing ran."""
+    stdout, stderr = yield sandbox.idle_output(context)
+    return stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
+
+
+def refuse_unsupported(**options: object) -> None:
+    """Refuse options that this version does not have, rather than run without them.
+
+    Raises:
+        UnsupportedOptionError: If one of them is given.
+    """
+    for name, value in options.items():
+        if value:
+            raise errors.UnsupportedOptionError(
+                f"the option {name} is not supported by this version of hayfork",
+                remedy="Leave it out; sandboxes have no network and only what their image holds.",
+            )
+
+
+def check_code(code: object) -> str:
+    """Refuse early what the engine would refuse later.
+
+    Raises:
+        CodeValidationError: If the code is not text, is empty, or contains NUL.
+    """
+    text = _text("the code", code)
+    if not text.lstrip("\ufeff").strip():
+        raise errors.CodeValidationError("the code is empty", remedy="Give some source text to run.")
+    if "\0" in text:
+        raise errors.CodeValidationError("the code contains a NUL character", remedy="Remove it.")
+    return text

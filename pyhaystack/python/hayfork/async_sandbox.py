@@ -1,0 +1,444 @@
+"""Sandboxes for event loops: the same names as in `hayfork.sandbox`, to be awaited."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal, Self, overload
+
+from hayfork import _native, errors
+from hayfork import _operations as operations
+from hayfork._calls import run_async
+from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
+from hayfork._operations import Content, Env
+from hayfork.models import EntryInfo, Execution, SandboxStats
+
+__all__ = ["AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"]
+
+
+class AsyncCommandHandle:
+    """A command that goes on in the background. What it prints waits until `wait` takes it."""
+
+    def __init__(self, run: _native.Run, cmd: str | Sequence[str], callbacks: Callbacks) -> None:
+        self._run = run
+        self._cmd = cmd
+        self._collector = Collector(callbacks)
+        self._result: Execution | None = None
+
+    async def wait(self, *, check: bool = False) -> Execution:
+        """Wait for its end.
+
+        Args:
+            check: Whether another exit code than 0 is an error.
+
+        Returns:
+            Its output and exit code.
+
+        Raises:
+            CommandFailedError: With `check`, if it failed.
+        """
+        if self._result is None:
+            self._result = await run_async(follow(self._run, self._collector))
+        return operations.checked(self._result, self._cmd, check=check)
+
+    async def send_stdin(self, content: bytes | str) -> None:
+        """Send to its standard input, if it was started with `stdin=True`."""
+        data = content.encode() if isinstance(content, str) else content
+        await run_async(operations.plain(self._run.write_stdin(data)))
+
+    def close_stdin(self) -> None:
+        """End its standard input."""
+        self._run.close_stdin()
+
+    def interrupt(self) -> None:
+        """Interrupt it, as Ctrl-C does."""
+        self._run.interrupt()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group."""
+        self._run.signal(number)
+
+    def kill(self) -> None:
+        """End it and everything it started, at once."""
+        self._run.kill()
+
+
+class AsyncCommands:
+    """Runs programs in a sandbox."""
+
+    def __init__(self, native: _native.Sandbox) -> None:
+        self._native = native
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Env = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: Stdin | None = None,
+        check: bool = False,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        stdout_limit: int = operations.STDOUT_LIMIT,
+        stderr_limit: int = operations.STDERR_LIMIT,
+    ) -> Execution:
+        """Run a program to its end.
+
+        Args:
+            cmd: A line for bash, or a program and its arguments.
+            cwd: Working folder; the home folder by default.
+            env: Environment for this command.
+            user: `"root"` for uid 0 inside the guest, if the sandbox was made with `allow_root=True`.
+            timeout: Seconds that it may take.
+            stdin: Bytes, text or a stream for its standard input; without it, it reads an end at once.
+            check: Whether another exit code than 0 is an error.
+            on_stdout: Called with pieces of its output as they come.
+            on_stderr: Called with pieces of its error output as they come.
+            stdout_limit: Bytes of output that are kept at most, head and tail.
+            stderr_limit: Bytes of error output that are kept at most, head and tail.
+
+        Returns:
+            Its output and exit code. Another exit code than 0 is a result, not an exception.
+
+        Raises:
+            CommandFailedError: With `check`, if it failed.
+            SandboxError: If it could not be started or followed.
+        """
+        run = operations.start_command(
+            self._native,
+            cmd,
+            cwd=cwd,
+            env=env,
+            user=user,
+            timeout=timeout,
+            stdin=stdin,
+            stdout_limit=stdout_limit,
+            stderr_limit=stderr_limit,
+        )
+        collector = Collector(Callbacks(on_stdout, on_stderr))
+        return operations.checked(await run_async(follow(run, collector)), cmd, check=check)
+
+    async def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Env = None,
+        user: str | None = None,
+        timeout: float | None = None,
+        stdin: Stdin | bool | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+    ) -> AsyncCommandHandle:
+        """Start a program in the background; the arguments are those of `run`.
+
+        With `stdin=True`, its standard input stays open for `send_stdin`.
+        """
+        run = operations.start_command(self._native, cmd, cwd=cwd, env=env, user=user, timeout=timeout, stdin=stdin)
+        return AsyncCommandHandle(run, cmd, Callbacks(on_stdout, on_stderr))
+
+
+class AsyncFiles:
+    """Reads and writes files in a sandbox. Paths are relative to the home folder unless absolute."""
+
+    def __init__(self, native: _native.Sandbox) -> None:
+        self._native = native
+
+    @overload
+    async def read(self, path: str) -> str: ...
+    @overload
+    async def read(self, path: str, *, format: Literal["text"]) -> str: ...
+    @overload
+    async def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
+
+    async def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
+        """Read a whole file.
+
+        Args:
+            path: Which.
+            format: `"text"` for str, decoded as UTF-8, or `"bytes"`.
+
+        Returns:
+            Its content.
+
+        Raises:
+            SandboxFileError: If it is not there or cannot be read.
+        """
+        out = io.BytesIO()
+        await run_async(operations.download(self._native, path, out))
+        return out.getvalue() if format == "bytes" else out.getvalue().decode()
+
+    async def write(self, path: str, data: Content, *, mode: int = 0o644) -> int:
+        """Write a file, all of it or nothing; folders on the way are made.
+
+        Args:
+            path: Where.
+            data: Bytes, text, a host file's `Path`, or a stream.
+            mode: Permission bits.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            SandboxFileError: If it cannot be written there.
+        """
+        return await run_async(operations.upload(self._native, path, data, mode))
+
+    async def download(self, path: str, destination: str | os.PathLike[str] | IO[bytes]) -> int:
+        """Copy a file to the host, piece by piece.
+
+        Args:
+            path: Which.
+            destination: A host file, which appears whole or not at all, or a stream.
+
+        Returns:
+            Its size in bytes.
+
+        Raises:
+            SandboxFileError: If it is not there or cannot be read.
+        """
+        if isinstance(destination, (str, os.PathLike)):
+            return await run_async(operations.download_to_file(self._native, path, Path(destination)))
+        return await run_async(operations.download(self._native, path, destination))
+
+    async def list(self, path: str = "") -> list[EntryInfo]:
+        """List a folder, sorted by name."""
+        return await run_async(operations.list_dir(self._native, path))
+
+    async def get_info(self, path: str) -> EntryInfo:
+        """Describe one entry, without following a final symbolic link."""
+        return await run_async(operations.stat(self._native, path))
+
+    async def exists(self, path: str) -> bool:
+        """Tell whether an entry exists."""
+        return await run_async(operations.exists(self._native, path))
+
+    async def make_dir(self, path: str) -> None:
+        """Make a folder and its parents; one that exists is fine."""
+        await run_async(operations.plain(self._native.make_dir(path)))
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, link, or folder with all it holds."""
+        await run_async(operations.plain(self._native.remove(path)))
+
+    async def rename(self, old_path: str, new_path: str) -> None:
+        """Rename, replacing a file that stands there."""
+        await run_async(operations.plain(self._native.rename(old_path, new_path)))
+
+
+class AsyncSandbox:
+    """A virtual machine of its own for code that nobody trusts.
+
+    Make one with `create`; use it as an async context manager, or end it with `kill`.
+
+    Attributes:
+        commands: Runs programs.
+        files: Reads and writes files.
+    """
+
+    def __init__(self, native: _native.Sandbox, *, timeout: float | None, metadata: Mapping[str, str] | None) -> None:
+        self._native = native
+        self._timeout = timeout
+        self._boot_unclaimed = float(native.boot()["total"])
+        self.metadata = dict(metadata or {})
+        self.commands = AsyncCommands(native)
+        self.files = AsyncFiles(native)
+
+    @classmethod
+    async def create(
+        cls,
+        template: str | None = None,
+        *,
+        language: str = "python",
+        memory_mb: int | None = None,
+        cpus: int = 1,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        boot_timeout: float | None = None,
+        packages: Sequence[str] | None = None,
+        allow_network: bool = False,
+        allowed_domains: Sequence[str] | None = None,
+        expose_ports: Sequence[int] | None = None,
+        env: Env = None,
+        metadata: Mapping[str, str] | None = None,
+        allow_root: bool = False,
+        backend: str | None = None,
+        images: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Start a sandbox.
+
+        Args:
+            template: Not supported yet: every sandbox starts from its language's image.
+            language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
+            memory_mb: Memory of the VM in MiB.
+            cpus: Virtual CPUs.
+            timeout: Seconds that one execution may take, unless it says otherwise.
+            idle_timeout: Seconds without any use after which the sandbox closes.
+            boot_timeout: Seconds that its start may take.
+            packages: Not supported yet.
+            allow_network: Not supported yet: a sandbox has no network but its own loopback.
+            allowed_domains: Not supported yet.
+            expose_ports: Not supported yet.
+            env: Environment for everything that runs in it.
+            metadata: Kept with the handle, for the caller's own use.
+            allow_root: Whether `commands.run(user="root")` is granted.
+            backend: What runs the VM; by default the best that this host can do.
+            images: Folder of the image set; found without it.
+
+        Returns:
+            The running sandbox.
+
+        Raises:
+            VmConfigError: If an option is impossible.
+            VmDependencyError: If something is missing on this host.
+            AssetNotFoundError: If the images are missing.
+            VmTransientError: If the VM did not start.
+        """
+        operations.refuse_unsupported(
+            template=template,
+            packages=packages,
+            allow_network=allow_network,
+            allowed_domains=allowed_domains,
+            expose_ports=expose_ports,
+        )
+        native = await run_async(
+            operations.create(
+                language=language,
+                memory_mb=memory_mb,
+                cpus=cpus,
+                idle_timeout=idle_timeout,
+                boot_timeout=boot_timeout,
+                env=env,
+                allow_root=allow_root,
+                name=None,
+                backend=backend,
+                images=images,
+            )
+        )
+        return cls(native, timeout=timeout, metadata=metadata)
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its name in logs."""
+        return self._native.id
+
+    @property
+    def language(self) -> str:
+        """The language that `run_code` takes by default."""
+        return self._native.language
+
+    @property
+    def memory_mb(self) -> int:
+        """Memory of the VM in MiB."""
+        return self._native.memory_mb
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it can be used."""
+        return not self._native.closed
+
+    @property
+    def boot(self) -> dict[str, float | str]:
+        """What its start took, in seconds, and on what it runs."""
+        return self._native.boot()
+
+    async def run_code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: int = 0,
+        timeout: float | None = None,
+        env: Env = None,
+        stdin: Stdin | None = None,
+        on_stdout: OnText | None = None,
+        on_stderr: OnText | None = None,
+        on_result: OnResult | None = None,
+        stdout_limit: int = operations.STDOUT_LIMIT,
+        stderr_limit: int = operations.STDERR_LIMIT,
+    ) -> Execution:
+        """Run code. Variables, imports and functions stay for the next run in the same context.
+
+        Args:
+            code: The source text.
+            language: Another language than the sandbox's own, if its image has it.
+            context: Number of the interpreter; each keeps its own variables. Runs of one context wait for each other.
+            timeout: Seconds that it may take; then it is interrupted, and killed if it does not yield.
+            env: Environment for this run alone.
+            stdin: Bytes, text or a stream for its standard input; without it, it reads an end at once.
+            on_stdout: Called with pieces of its output as they come.
+            on_stderr: Called with pieces of its error output as they come.
+            on_result: Called with each value that it shows.
+            stdout_limit: Bytes of output that are kept at most, head and tail.
+            stderr_limit: Bytes of error output that are kept at most, head and tail.
+
+        Returns:
+            Output, exit code, values, and how it ended. A timeout or an uncaught exception is a result.
+
+        Raises:
+            CodeValidationError: If the code is empty, too long, or contains NUL. The session lives.
+            EnvVarValidationError: If an environment entry is not allowed. The session lives.
+            SessionClosedError: If the sandbox is closed.
+            CommunicationOutcomeUnknownError: If the VM was lost while it ran.
+        """
+        boot, self._boot_unclaimed = self._boot_unclaimed, 0.0
+        return await run_async(
+            operations.run_code(
+                self._native,
+                code,
+                language=language,
+                context=context,
+                timeout=self._timeout if timeout is None else timeout,
+                env=env,
+                stdin=stdin,
+                callbacks=Callbacks(on_stdout, on_stderr, on_result),
+                stdout_limit=stdout_limit,
+                stderr_limit=stderr_limit,
+                boot=boot,
+            )
+        )
+
+    async def background_output(self, context: int = 0) -> tuple[str, str]:
+        """Take what threads and processes of a context printed while nothing ran: (stdout, stderr)."""
+        return await run_async(operations.idle_output(self._native, context))
+
+    async def close_context(self, context: int) -> None:
+        """End an interpreter and everything it started."""
+        await run_async(operations.plain(self._native.close_context(context)))
+
+    async def stats(self) -> SandboxStats:
+        """Ask what it uses."""
+        return await run_async(operations.stats(self._native))
+
+    def console_tail(self) -> str:
+        """The newest lines of the guest kernel's console, for diagnosis."""
+        return self._native.console_tail()
+
+    def interrupt(self) -> None:
+        """Interrupt what runs, as Ctrl-C does: variables survive if the code yields."""
+        self._native.interrupt()
+
+    async def kill(self) -> None:
+        """End it. Ending it twice is fine."""
+        await run_async(operations.plain(self._native.close()))
+
+    close = kill
+
+    async def __aenter__(self) -> Self:
+        if self._native.closed:
+            raise errors.SessionClosedError("the sandbox is closed", remedy="Create a new one.")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._native.closed else "running"
+        return f"<AsyncSandbox {self.sandbox_id} {self.language} {state}>"

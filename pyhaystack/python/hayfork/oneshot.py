@@ -1,0 +1,152 @@
+"""One run in a VM of its own, from start to end."""
+
+from __future__ import annotations
+
+import os
+
+from hayfork import _operations as operations
+from hayfork._calls import Operation, run_async, run_blocking
+from hayfork._execution import Callbacks, OnResult, OnText, Stdin
+from hayfork._operations import Env
+from hayfork.models import Execution
+
+
+def run(
+    code: str,
+    *,
+    language: str = "python",
+    timeout: float | None = 30.0,
+    memory_mb: int | None = None,
+    cpus: int = 1,
+    env: Env = None,
+    stdin: Stdin | None = None,
+    on_stdout: OnText | None = None,
+    on_stderr: OnText | None = None,
+    on_result: OnResult | None = None,
+    stdout_limit: int = operations.STDOUT_LIMIT,
+    stderr_limit: int = operations.STDERR_LIMIT,
+    backend: str | None = None,
+    images: str | os.PathLike[str] | None = None,
+) -> Execution:
+    """Run code in a new VM, which ends with it.
+
+    Args:
+        code: The source text.
+        language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
+        timeout: Seconds that the code may take.
+        memory_mb: Memory of the VM in MiB.
+        cpus: Virtual CPUs.
+        env: Environment of the code.
+        stdin: Bytes, text or a stream for its standard input; without it, it reads an end at once.
+        on_stdout: Called with pieces of its output as they come.
+        on_stderr: Called with pieces of its error output as they come.
+        on_result: Called with each value that it shows.
+        stdout_limit: Bytes of output that are kept at most, head and tail.
+        stderr_limit: Bytes of error output that are kept at most, head and tail.
+        backend: What runs the VM; by default the best that this host can do.
+        images: Folder of the image set; found without it.
+
+    Returns:
+        Output, exit code, values, and how it ended.
+
+    Raises:
+        SandboxError: If it could not be run.
+    """
+    return run_blocking(
+        _run(
+            code,
+            language=language,
+            timeout=timeout,
+            memory_mb=memory_mb,
+            cpus=cpus,
+            env=env,
+            stdin=stdin,
+            callbacks=Callbacks(on_stdout, on_stderr, on_result),
+            stdout_limit=stdout_limit,
+            stderr_limit=stderr_limit,
+            backend=backend,
+            images=images,
+        )
+    )
+
+
+async def arun(
+    code: str,
+    *,
+    language: str = "python",
+    timeout: float | None = 30.0,
+    memory_mb: int | None = None,
+    cpus: int = 1,
+    env: Env = None,
+    stdin: Stdin | None = None,
+    on_stdout: OnText | None = None,
+    on_stderr: OnText | None = None,
+    on_result: OnResult | None = None,
+    stdout_limit: int = operations.STDOUT_LIMIT,
+    stderr_limit: int = operations.STDERR_LIMIT,
+    backend: str | None = None,
+    images: str | os.PathLike[str] | None = None,
+) -> Execution:
+    """As `run`, for event loops. Cancelling the task ends the VM."""
+    return await run_async(
+        _run(
+            code,
+            language=language,
+            timeout=timeout,
+            memory_mb=memory_mb,
+            cpus=cpus,
+            env=env,
+            stdin=stdin,
+            callbacks=Callbacks(on_stdout, on_stderr, on_result),
+            stdout_limit=stdout_limit,
+            stderr_limit=stderr_limit,
+            backend=backend,
+            images=images,
+        )
+    )
+
+
+def _run(
+    code: str,
+    *,
+    language: str,
+    timeout: float | None,
+    memory_mb: int | None,
+    cpus: int,
+    env: Env,
+    stdin: Stdin | None,
+    callbacks: Callbacks,
+    stdout_limit: int,
+    stderr_limit: int,
+    backend: str | None,
+    images: str | os.PathLike[str] | None,
+) -> Operation[Execution]:
+    operations.check_code(code)  # before a VM is started for it
+    native = yield from operations.create(
+        language=language,
+        memory_mb=memory_mb,
+        cpus=cpus,
+        idle_timeout=None,
+        boot_timeout=None,
+        env=None,
+        allow_root=False,
+        name=None,
+        backend=backend,
+        images=images,
+    )
+    try:
+        execution = yield from operations.run_code(
+            native,
+            code,
+            timeout=timeout,
+            env=env,
+            stdin=stdin,
+            callbacks=callbacks,
+            stdout_limit=stdout_limit,
+            stderr_limit=stderr_limit,
+            boot=float(native.boot()["total"]),
+        )
+    finally:
+        # The VM is ended behind the caller's back; the engine waits for it at exit.
+        native.close_soon()
+    return execution

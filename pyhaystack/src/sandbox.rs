@@ -1,0 +1,209 @@
+//! One sandbox.
+
+use std::time::Duration;
+
+use hayfork_sandbox::{
+    CommandOptions, Env, ExecuteOptions, Keep, Language, OutputLimit, Sandbox as Inner, StdinMode, User,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tokio::runtime::Handle;
+
+use crate::call::Call;
+use crate::run::Run;
+use crate::transfer::{Download, Upload};
+use crate::value::Value;
+
+/// The VM ends when the last reference to its handle is gone.
+#[pyclass(frozen, module = "hayfork._native")]
+pub(crate) struct Sandbox {
+    pub(crate) inner: Inner,
+    pub(crate) runtime: Handle,
+}
+
+pub(crate) fn language(name: &str) -> PyResult<Language> {
+    Language::from_name(name).ok_or_else(|| PyValueError::new_err(format!("no language {name:?}")))
+}
+
+/// Seconds as a duration; what a clock cannot hold is no limit.
+pub(crate) fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    match seconds {
+        None => Ok(None),
+        Some(s) if s.is_nan() || s < 0.0 => {
+            Err(PyValueError::new_err(format!("a time must not be negative: {s}")))
+        }
+        Some(s) => Ok(Duration::try_from_secs_f64(s).ok()),
+    }
+}
+
+fn limit(bytes: u64, tail: bool) -> OutputLimit {
+    OutputLimit { bytes, keep: if tail { Keep::HeadAndTail } else { Keep::Head } }
+}
+
+fn stdin_mode(stdin: bool) -> StdinMode {
+    if stdin { StdinMode::Stream } else { StdinMode::None }
+}
+
+impl Sandbox {
+    fn call<F, T>(&self, operation: impl FnOnce(Inner) -> F, value: fn(T) -> Value) -> Call
+    where
+        F: Future<Output = Result<T, hayfork_sandbox::Error>> + Send + 'static,
+        T: 'static,
+    {
+        let future = operation(self.inner.clone());
+        Call::spawn(&self.runtime, async move { future.await.map(value) })
+    }
+}
+
+#[pymethods]
+impl Sandbox {
+    #[getter]
+    fn id(&self) -> String {
+        self.inner.id().to_owned()
+    }
+
+    #[getter]
+    fn language(&self) -> &'static str {
+        self.inner.language().name()
+    }
+
+    #[getter]
+    fn memory_mb(&self) -> u32 {
+        self.inner.memory_mib()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// What its start took, and on what it runs.
+    fn boot(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        let boot = self.inner.boot_timings();
+        let dict = PyDict::new(py);
+        dict.set_item("launch", boot.launch.as_secs_f64())?;
+        dict.set_item("handshake", boot.handshake.as_secs_f64())?;
+        dict.set_item("total", boot.total.as_secs_f64())?;
+        dict.set_item("backend", boot.backend)?;
+        dict.set_item("accelerator", boot.accelerator)?;
+        Ok(dict.unbind())
+    }
+
+    #[pyo3(signature = (code, *, language, context, env, stdin, timeout, stdout_limit, stderr_limit, keep_tail))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
+    fn execute(
+        &self,
+        code: String,
+        language: Option<&str>,
+        context: u32,
+        env: Env,
+        stdin: bool,
+        timeout: Option<f64>,
+        stdout_limit: u64,
+        stderr_limit: u64,
+        keep_tail: bool,
+    ) -> PyResult<Run> {
+        let mut options = ExecuteOptions::new(code);
+        options.language = language.map(self::language).transpose()?;
+        options.context = context;
+        options.env = env;
+        options.stdin = stdin_mode(stdin);
+        options.timeout = duration(timeout)?;
+        options.stdout = limit(stdout_limit, keep_tail);
+        options.stderr = limit(stderr_limit, keep_tail);
+        let _in_runtime = self.runtime.enter();
+        Ok(Run::new(self.runtime.clone(), self.inner.execute(options)))
+    }
+
+    #[pyo3(signature = (argv, *, cwd, env, root, stdin, timeout, stdout_limit, stderr_limit))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
+    fn command(
+        &self,
+        argv: Vec<String>,
+        cwd: Option<String>,
+        env: Env,
+        root: bool,
+        stdin: bool,
+        timeout: Option<f64>,
+        stdout_limit: u64,
+        stderr_limit: u64,
+    ) -> PyResult<Run> {
+        let mut options = CommandOptions::new(argv);
+        options.cwd = cwd;
+        options.env = env;
+        options.user = if root { User::Root } else { User::Sandbox };
+        options.stdin = stdin_mode(stdin);
+        options.timeout = duration(timeout)?;
+        options.stdout = limit(stdout_limit, true);
+        options.stderr = limit(stderr_limit, true);
+        let _in_runtime = self.runtime.enter();
+        Ok(Run::new(self.runtime.clone(), self.inner.command(options)))
+    }
+
+    fn upload(&self, path: String, mode: u32) -> Upload {
+        Upload::start(self.runtime.clone(), self.inner.clone(), path, mode)
+    }
+
+    fn download(&self, path: String) -> Download {
+        Download::start(self.runtime.clone(), self.inner.clone(), path)
+    }
+
+    fn list(&self, path: String) -> Call {
+        self.call(|s| async move { s.list(&path).await }, Value::Files)
+    }
+
+    fn stat(&self, path: String) -> Call {
+        self.call(|s| async move { s.stat(&path).await }, Value::File)
+    }
+
+    fn make_dir(&self, path: String) -> Call {
+        self.call(|s| async move { s.make_dir(&path).await }, |()| Value::None)
+    }
+
+    fn remove(&self, path: String) -> Call {
+        self.call(|s| async move { s.remove(&path).await }, |()| Value::None)
+    }
+
+    fn rename(&self, from: String, to: String) -> Call {
+        self.call(|s| async move { s.rename(&from, &to).await }, |()| Value::None)
+    }
+
+    fn idle_output(&self, context: u32) -> Call {
+        self.call(move |s| async move { s.idle_output(context).await }, Value::Idle)
+    }
+
+    fn close_context(&self, context: u32) -> Call {
+        self.call(move |s| async move { s.close_context(context).await }, |()| Value::None)
+    }
+
+    fn stats(&self) -> Call {
+        self.call(|s| async move { s.stats().await }, Value::Stats)
+    }
+
+    /// Host memory as (overhead, guest, shared) bytes; `None` where it is unknown.
+    fn host_memory(&self) -> Option<(u64, u64, u64)> {
+        self.inner.host_memory().map(|m| (m.overhead, m.guest, m.shared))
+    }
+
+    fn console_tail(&self) -> String {
+        self.inner.console_tail()
+    }
+
+    fn interrupt(&self) {
+        self.inner.interrupt();
+    }
+
+    /// Ends it in the background.
+    fn close_soon(&self) {
+        let inner = self.inner.clone();
+        self.runtime.spawn(async move {
+            // The engine's own shutdown waits for VMs that are still there.
+            let _ = inner.close().await;
+        });
+    }
+
+    fn close(&self) -> Call {
+        self.call(|s| async move { s.close().await }, |()| Value::None)
+    }
+}
