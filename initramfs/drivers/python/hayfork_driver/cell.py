@@ -1,0 +1,88 @@
+"""Compiles and runs the code of one execution in the user's `__main__`.
+
+The code is compiled as a notebook does: top-level `await` is allowed, and if the last statement is an expression its value
+is reported (unless a semicolon follows). Features imported from `__future__` hold for the rest of the session, as in the
+interactive interpreter. Nothing is inherited from the driver's own files.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from _ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
+
+from .display import show_value
+from .guard import take_interrupt
+from .sources import remember
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any
+
+FUTURES = 0x1FE0000  # the compiler flags of all features of __future__
+CO_COROUTINE = 0x80
+
+
+class Cell:
+    """One execution's code. `codes` are the code objects that make it up, once compiled."""
+
+    #: Compiler flags that earlier executions have switched on.
+    futures = 0
+    #: The file `tasks`, once an execution has used a top-level `await`.
+    tasks: Any = None
+
+    def __init__(self, source: str, filename: str) -> None:
+        self.source = source
+        self.filename = filename
+        self.codes: list[CodeType] = []
+        self.silent = True
+
+    def run(self, main: ModuleType) -> None:
+        """Compiles and runs; what the code raises comes out."""
+        take_interrupt()
+        remember(self.filename, self.source)
+        self.compile()
+        namespace = main.__dict__
+        value = None
+        for code in self.codes:
+            namespace.setdefault("__builtins__", builtins)
+            value = eval(code, namespace)
+            if code.co_flags & CO_COROUTINE:
+                value = self.await_(value)
+        if not self.silent:
+            hook = sys.displayhook
+            if hook is sys.__displayhook__:
+                show_value(value)
+            else:
+                hook(value)
+
+    def await_(self, coroutine: Any) -> Any:
+        """Runs code that awaits."""
+        if Cell.tasks is None:
+            from . import tasks
+
+            Cell.tasks = tasks
+        return Cell.tasks.run(coroutine)
+
+    def compile(self) -> None:
+        """Fills `codes`: all statements, or all but the last and its value."""
+        flags = PyCF_ALLOW_TOP_LEVEL_AWAIT | Cell.futures
+        tree: Any = compile(self.source, self.filename, "exec", flags | PyCF_ONLY_AST, True)
+        last = None
+        if tree.body and isinstance(tree.body[-1], Expr):
+            last = Expression(tree.body.pop().value)
+            self.silent = self.ends_with_semicolon(last.body)
+        codes = []
+        if tree.body or last is None:
+            codes.append(compile(tree, self.filename, "exec", flags, True))
+            flags |= codes[0].co_flags & FUTURES
+        if last is not None:
+            codes.append(compile(last, self.filename, "eval", flags, True))
+        Cell.futures |= flags & FUTURES
+        self.codes = codes
+
+    def ends_with_semicolon(self, node: Any) -> bool:
+        """Whether a semicolon follows the last expression. Positions are in bytes of UTF-8."""
+        line = self.source.encode("utf-8", "replace").splitlines()[node.end_lineno - 1]
+        return line[node.end_col_offset :].lstrip(b" \t)").startswith(b";")

@@ -1,0 +1,216 @@
+"""The driver's loop: takes executions from the agent one at a time and says when each is done.
+
+    idle ──"exec ID TOKEN STDIN NAME" from control──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
+
+All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the wait
+for work; see `guard`. Files and FIFOs are opened by path when they are wanted and closed at once, and whatever the loop
+calls was fetched when the driver started, so that user code can do what it likes to descriptors and modules.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, read, readv, stat, write
+
+from .cell import Cell
+from .display import display
+from .environment import apply, parse, restore
+from .guard import border, call_user, idle
+from .guard import install as install_guard
+from .imports import install as install_imports
+from .processes import flush_c_streams, leave
+from .processes import install as install_processes
+from .records import current
+from .streams import attach, close_quietly, detach, open_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+
+LONGEST_LINE = 4096
+ModuleKind = type(sys)
+
+
+def serve(folder: str) -> None:
+    """Serves until the agent is gone. `folder` is the context's folder."""
+    install_guard()
+    install_imports()
+    install_processes()
+    main = ModuleKind("__main__")
+    main.__dict__["__builtins__"] = builtins
+    builtins.display = display  # type: ignore[attr-defined]
+    sys.argv[:] = [""]
+    sys.path[0] = ""
+    settle(main)
+    tell(folder, "ready\n")
+    while True:
+        number, token, with_stdin, filename = wait(folder)
+        code = execute(main, folder, f"{folder}/{number}", token, with_stdin, filename)
+        border.incoming = bytearray(LONGEST_LINE)
+        border.noted = False
+        tell(folder, f"{token} done {code}\n")
+
+
+def settle(main: ModuleType) -> None:
+    """What every execution may count on, whatever earlier ones did: its `__main__`, and no stale lists of files."""
+    sys.modules["__main__"] = main
+    for name, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            sys.path_importer_cache.pop(name, None)
+        elif hasattr(finder, "_path_mtime"):
+            finder._path_mtime = -1  # as importlib.invalidate_caches does, which imports much
+
+
+def tell(folder: str, line: str) -> None:
+    """Writes a line to the agent."""
+    fd = open_path(folder + "/events", O_WRONLY)
+    write(fd, line.encode())
+    close(fd)
+
+
+def read_file(path: str) -> bytes:
+    """The whole of a file."""
+    fd = open_path(path, O_RDONLY)
+    size = fstat(fd).st_size + 1
+    pieces = []
+    while piece := read(fd, size):
+        pieces.append(piece)
+    close(fd)
+    return b"".join(pieces)
+
+
+def wait(folder: str) -> tuple[str, str, bool, str]:
+    """Until the agent has an execution for us: its number, its token, whether it has a standard input, its name.
+
+    A handler of the user's may raise at any moment here, even between the end of a read and the moment its result is
+    known. So the line is read into an empty buffer, and the buffer says whether it has come.
+    """
+    border.incoming = line = bytearray(LONGEST_LINE)
+    while not line[0]:
+        error = idle(lambda: listen(folder, line))
+        if error is not None and not line[0]:
+            if isinstance(error, FileNotFoundError):
+                leave_if_gone(folder)
+            call_user(complain, error)
+    _, number, token, with_stdin, filename = line[: line.index(b"\n")].decode().split(" ", 4)
+    return number, token, with_stdin == "1", filename
+
+
+def listen(folder: str, line: bytearray) -> None:
+    """Waits for a line. Tasks that the user has left in the event loop go on meanwhile."""
+    tasks = Cell.tasks
+    if tasks is None or not tasks.has_work():
+        fd = open_path(folder + "/control", O_RDONLY)
+        try:
+            if not readv(fd, [line]):
+                _exit(0)  # the agent has closed its end
+        finally:
+            close_quietly(fd)
+        return
+
+    def look() -> bool:
+        try:
+            readv(fd, [line])
+        except BlockingIOError:
+            pass
+        return line[0] != 0
+
+    fd = open_path(folder + "/control", O_RDONLY | O_NONBLOCK)
+    border.look = look
+    try:
+        tasks.run_idle(fd, look)
+    finally:
+        border.look = None
+        close_quietly(fd)
+
+
+def leave_if_gone(folder: str) -> None:
+    """Ends the driver if the agent has taken its folder away."""
+    try:
+        stat(folder + "/control")
+    except OSError:
+        _exit(0)
+
+
+def complain(error: BaseException) -> None:
+    """Shows what a signal handler or a task raised while nothing ran."""
+    from .errors import print_error
+
+    print_error(error)
+
+
+def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: bool, filename: str) -> int:
+    """One execution. Returns its exit code."""
+    process = current.process
+    source = read_file(place + "/code").decode("utf-8", "replace").removeprefix("\ufeff")
+    before = apply(parse(read_file(place + "/env")))
+    attach(place, with_stdin)
+    settle(main)
+    current.folder, current.token = place, token
+    cell = Cell(source, filename)
+    _, error = call_user(cell.run, main)
+    if getpid() != process:
+        current.folder = ""
+        call_user(leave, exit_code(error, cell.codes))
+        _exit(1)
+    close_quietly(0)  # makes room for what follows, should user code have used up all descriptors
+    code = exit_code(error, cell.codes)
+    del error
+    if "matplotlib.pyplot" in sys.modules:
+        call_user(show_figures)
+    current.folder = current.token = ""
+    call_user(flush_streams)
+    detach(folder)
+    restore(before)
+    return code
+
+
+def exit_code(error: BaseException | None, codes: list[CodeType]) -> int:
+    """Shows an uncaught exception, and gives the exit code as a process would."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        code, failure = call_user(exit_status, error)
+        return code if failure is None else 1
+    call_user(show_error, error, codes)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def exit_status(error: SystemExit) -> int:
+    """What `sys.exit` means: None is 0, a number its low eight bits, anything else is printed and means 1."""
+    code = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
+    stderr = getattr(sys, "stderr", None)
+    if stderr is not None:
+        stderr.write(f"{code}\n")
+    return 1
+
+
+def show_error(error: BaseException, codes: list[CodeType]) -> None:
+    """Loads what is needed only then."""
+    from .errors import report
+
+    report(error, codes)
+
+
+def show_figures() -> None:
+    """Loads what is needed only then."""
+    from .figures import show_rest
+
+    show_rest()
+
+
+def flush_streams() -> None:
+    """Flushes what user code may have put in the place of the usual streams, and the C library's own."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
+        if stream is not None:
+            try:
+                stream.flush()
+            except Exception:
+                pass
+    flush_c_streams()

@@ -1,0 +1,79 @@
+"""Forked children of user code, and what multiprocessing needs.
+
+A child must not print again what the parent had in its buffers, must never reach the driver's loop, and leaves as a script
+would: exit handlers, flushed streams, its own exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from posix import _exit, register_at_fork
+
+from .records import current
+from .streams import flush
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def before_fork() -> None:
+    """In the parent: its buffers are empty when they get copied. Functions of `__main__` become picklable for workers."""
+    flush()
+    reduction = sys.modules.get("multiprocessing.reduction")
+    if reduction is not None:
+        try:
+            from .pickling import install as install_pickling
+
+            install_pickling(reduction)
+        except Exception:
+            pass
+
+
+def in_child() -> None:
+    """A child has no agent to talk to."""
+    current.folder = current.token = ""
+
+
+def exit_now(status: int) -> NoReturn:
+    """Exit to the system with specified status, without normal exit processing (but with flushed output)."""
+    flush()
+    _exit(status)
+
+
+def flush_c_streams() -> None:
+    """What was printed through the C library, if the user has the means to."""
+    if "_ctypes" in sys.modules:
+        import ctypes
+
+        ctypes.CDLL(None).fflush(None)
+
+
+def leave(status: int) -> NoReturn:
+    """Ends a forked child that came to the end of the user's code."""
+    try:
+        threading = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()
+    except BaseException:
+        pass
+    for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except BaseException:
+            pass
+    exit_now(status)
+
+
+def install() -> None:
+    """At start. `os._exit` keeps what was printed before it, as the behaviour of every other way to end."""
+    register_at_fork(before=before_fork, after_in_child=in_child)
+    exit_now.__name__ = exit_now.__qualname__ = "_exit"
+    exit_now.__module__ = "posix"
+    for module in (os, sys.modules["posix"]):
+        module._exit = exit_now  # type: ignore[attr-defined]

@@ -1,0 +1,71 @@
+"""Top-level `await`: one event loop for the whole session, so that tasks live on from one execution to the next.
+
+The loop runs while an execution awaits something, and while the session is idle if tasks are left (`run_idle`). It does not
+run while an execution has no top-level `await`, so that `asyncio.run` works there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import Any
+
+
+class Session:
+    """The session's event loop, made when first wanted."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+session = Session()
+
+
+def usable_loop() -> asyncio.AbstractEventLoop:
+    """The loop; a new one if user code has closed it."""
+    loop = session.loop
+    if loop is None or loop.is_closed():
+        loop = session.loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs an execution's code to its end. After an interrupt the code gets a CancelledError and may clean up."""
+    loop = usable_loop()
+    task = loop.create_task(coroutine)
+    try:
+        return loop.run_until_complete(task)
+    except KeyboardInterrupt as interrupt:
+        if task.done():
+            raise
+        task.cancel()
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError as cancelled:
+            # Shows the line that was awaiting instead of the inside of the event loop.
+            raise interrupt.with_traceback(cancelled.__traceback__) from None
+
+
+def has_work() -> bool:
+    """Whether tasks are left that could go on."""
+    loop = session.loop
+    return loop is not None and not loop.is_closed() and not loop.is_running() and bool(asyncio.all_tasks(loop))
+
+
+def run_idle(fd: int, arrived: Callable[[], bool]) -> None:
+    """Lets tasks go on until `fd` becomes readable and `arrived()` holds."""
+    loop = session.loop
+    assert loop is not None
+
+    def look() -> None:
+        if arrived():
+            loop.stop()
+
+    loop.add_reader(fd, look)
+    try:
+        loop.run_forever()
+    finally:
+        loop.remove_reader(fd)
