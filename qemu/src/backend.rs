@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use hayfork_vmm::backend::{Backend, BackendError, Capabilities, Machine, MachineSpec};
+use hayfork_vmm::backend::{Accelerator, Backend, BackendError, Capabilities, Machine, MachineSpec};
 
 use crate::accel::{self, AcceleratorChoice};
 use crate::binary::{self, Binary};
 use crate::command::{DEFAULT_TRANSLATION_BUFFER_MIB, Engine};
+use crate::host_clock::{Reading, khz_since};
 use crate::machine::QemuMachine;
 
 /// How to run QEMU. The default finds everything by itself.
@@ -36,7 +37,15 @@ impl Default for QemuOptions {
 pub struct Qemu {
     options: QemuOptions,
     /// What the check found; empty until it has succeeded.
-    checked: Mutex<Option<(Binary, Capabilities)>>,
+    checked: Mutex<Option<Checked>>,
+}
+
+/// What the check finds out.
+#[derive(Clone, Debug)]
+struct Checked {
+    binary: Binary,
+    engine: Engine,
+    capabilities: Capabilities,
 }
 
 impl Qemu {
@@ -46,18 +55,24 @@ impl Qemu {
     }
 
     /// The binary and what it can do; looked for at the first call, and again as long as that failed.
-    fn checked(&self) -> Result<(Binary, Capabilities), BackendError> {
+    fn checked(&self) -> Result<Checked, BackendError> {
         // Assigned whole or not at all, so a panic elsewhere leaves it good.
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = &*checked {
             return Ok(found.clone());
         }
+        let start = Reading::now();
         let binary = binary::find(self.options.binary.as_deref())?;
         let (accelerator, notes) = accel::choose(self.options.accelerator, accel::hypervisor)?;
+        let engine = Engine {
+            accelerator,
+            translation_buffer_mib: self.options.translation_buffer_mib,
+            tsc_khz: (accelerator == Accelerator::Tcg).then(|| khz_since(start)).flatten(),
+        };
         let description = format!("QEMU {} ({})", binary.version, binary.path.display());
         let mut capabilities = Capabilities::new(self.name(), description, accelerator);
         capabilities.notes = notes;
-        Ok(checked.insert((binary, capabilities)).clone())
+        Ok(checked.insert(Checked { binary, engine, capabilities }).clone())
     }
 }
 
@@ -67,16 +82,12 @@ impl Backend for Qemu {
     }
 
     fn check(&self) -> Result<Capabilities, BackendError> {
-        Ok(self.checked()?.1)
+        Ok(self.checked()?.capabilities)
     }
 
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
         spec.validate()?;
-        let (binary, capabilities) = self.checked()?;
-        let engine = Engine {
-            accelerator: capabilities.accelerator,
-            translation_buffer_mib: self.options.translation_buffer_mib,
-        };
+        let Checked { binary, engine, .. } = self.checked()?;
         Ok(Box::new(QemuMachine::launch(&binary, engine, spec)?))
     }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     pub(crate) accelerator: Accelerator,
     /// [`DEFAULT_TRANSLATION_BUFFER_MIB`]
     pub(crate) translation_buffer_mib: u32,
+    /// Frequency of the host's time stamp counter, if known.
+    pub(crate) tsc_khz: Option<u32>,
 }
 
 /// The arguments behind the name of the binary.
@@ -68,7 +70,7 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     all.option("-rtc", "base=utc");
     all.option("-kernel", &path(fds.kernel));
     all.option("-initrd", &path(fds.initramfs));
-    all.option("-append", &kernel_command_line(spec, engine.accelerator));
+    all.option("-append", &kernel_command_line(spec, engine));
     // The console: what the guest writes is read from QEMU's standard output; its standard input is empty.
     all.option("-chardev", "stdio,id=console,signal=off");
     all.option("-serial", "chardev:console");
@@ -91,16 +93,20 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
 const TCG_CPU: &str = "max";
 
 /// The kernel's parameters; QEMU appends one `virtio_mmio.device=` for each device.
-fn kernel_command_line(spec: &MachineSpec, accelerator: Accelerator) -> String {
+fn kernel_command_line(spec: &MachineSpec, engine: Engine) -> String {
     // A panic resets the machine at once, a reset is by triple fault (there is no keyboard controller), and either ends
     // QEMU (-no-reboot).
     let mut line = String::from("console=ttyS0 panic=-1 reboot=t ");
-    if accelerator == Accelerator::Tcg {
+    if engine.accelerator == Accelerator::Tcg {
         // The translator delivers timer interrupts too irregularly for the kernel's check of them.
         line.push_str("no_timer_check ");
+        if let Some(khz) = engine.tsc_khz {
+            // See `host_clock`. "reliable": there is nothing in this machine to check the counter against.
+            // Writing to a String cannot fail.
+            let _ = write!(line, "tsc_early_khz={khz} tsc=reliable ");
+        }
     }
-    // Writing to a String cannot fail.
-    let _ = write!(line, "{}", spec.command_line(&format!("virtio-serial:{AGENT_PORT_NAME}")));
+    line.push_str(&spec.command_line(&format!("virtio-serial:{AGENT_PORT_NAME}")));
     line
 }
 

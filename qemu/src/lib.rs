@@ -11,7 +11,7 @@
 //! ```
 //!
 //! * [`Qemu`] implements [`Backend`](hayfork_vmm::backend::Backend): `backend` checks and launches, `binary` finds QEMU,
-//!   `accel` chooses the accelerator, `command` writes the command line.
+//!   `accel` chooses the accelerator, `host_clock` measures what a translated guest must be told, `command` writes the command line.
 //! * `machine` is one guest, `process` its child process, `spawn` the thread that starts processes so that they die with
 //!   this one, `process_setup` the unsafe steps of that, `console` the ring, `diagnosis` turns an exit into an error.
 
@@ -21,6 +21,7 @@ mod binary;
 mod command;
 mod console;
 mod diagnosis;
+mod host_clock;
 mod machine;
 mod process;
 mod process_setup;

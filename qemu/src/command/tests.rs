@@ -1,1 +1,120 @@
+//! The whole command line, so that no change to it goes unseen.
 
+use std::time::Duration;
+
+use super::*;
+
+const FDS: Inherited = Inherited { agent: 10, memory: 11, kernel: 12, initramfs: 13, root_image: Some(14) };
+const TCG: Engine =
+    Engine { accelerator: Accelerator::Tcg, translation_buffer_mib: 32, tsc_khz: Some(2_445_434) };
+
+fn spec() -> MachineSpec {
+    let mut spec = MachineSpec::new("/images/vmlinux", "/images/initramfs.cpio");
+    spec.name = "demo-1".into();
+    spec.root_image = Some("/images/a,b=c.erofs".into());
+    spec.memory_mib = 192;
+    spec.vcpus = 2;
+    spec.linger = Duration::from_secs(3);
+    spec
+}
+
+#[test]
+fn the_whole_command_line_for_tcg() {
+    let expected = [
+        "-name",
+        "demo-1",
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        "-machine",
+        "microvm,acpi=off,pic=on,pit=on,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,usb=off,graphics=off,\
+         mem-merge=off,dump-guest-core=off,memory-backend=ram",
+        "-accel",
+        "tcg,tb-size=32",
+        "-cpu",
+        TCG_CPU,
+        "-smp",
+        "2",
+        "-m",
+        "192M",
+        "-object",
+        "memory-backend-file,id=ram,mem-path=/proc/self/fd/11,size=192M,share=on",
+        "-nodefaults",
+        "-no-user-config",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-rtc",
+        "base=utc",
+        "-kernel",
+        "/proc/self/fd/12",
+        "-initrd",
+        "/proc/self/fd/13",
+        "-append",
+        "console=ttyS0 panic=-1 reboot=t no_timer_check tsc_early_khz=2445434 tsc=reliable quiet \
+         hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=3 hayfork.root=/dev/vda",
+        "-chardev",
+        "stdio,id=console,signal=off",
+        "-serial",
+        "chardev:console",
+        "-global",
+        "virtio-mmio.force-legacy=false",
+        "-chardev",
+        "socket,id=agent,fd=10",
+        "-device",
+        "virtio-serial-device,max_ports=2",
+        "-device",
+        "virtserialport,nr=1,chardev=agent,name=org.hayfork.agent",
+        "-device",
+        "virtio-rng-device",
+        "-blockdev",
+        "driver=file,node-name=root,filename=/proc/self/fd/14,read-only=on,locking=off",
+        "-device",
+        "virtio-blk-device,drive=root",
+    ];
+    assert_eq!(arguments(&spec(), TCG, FDS), expected);
+}
+
+/// The value behind the only `name` among the arguments.
+fn value(arguments: &[String], name: &str) -> String {
+    let places: Vec<usize> = (0..arguments.len()).filter(|&at| arguments[at] == name).collect();
+    assert_eq!(places.len(), 1, "{name} in {arguments:?}");
+    arguments[places[0] + 1].clone()
+}
+
+#[test]
+fn kvm_gets_no_translation_and_no_clock_hints() {
+    let kvm = Engine { accelerator: Accelerator::Kvm, ..TCG };
+    let all = arguments(&spec(), kvm, FDS);
+    assert_eq!(value(&all, "-accel"), "kvm");
+    assert_eq!(value(&all, "-cpu"), "host");
+    let line = value(&all, "-append");
+    assert!(!line.contains("tsc") && !line.contains("no_timer_check"), "{line}");
+}
+
+#[test]
+fn an_unknown_counter_is_not_mentioned() {
+    let line = value(&arguments(&spec(), Engine { tsc_khz: None, ..TCG }, FDS), "-append");
+    assert!(line.contains("no_timer_check") && !line.contains("tsc"), "{line}");
+}
+
+#[test]
+fn without_a_root_image_there_is_no_block_device() {
+    let mut spec = spec();
+    spec.root_image = None;
+    let all = arguments(&spec, TCG, Inherited { root_image: None, ..FDS });
+    assert!(!all.iter().any(|argument| argument.contains("blk") || argument.contains("blockdev")), "{all:?}");
+    assert!(!value(&all, "-append").contains("hayfork.root"));
+}
+
+#[test]
+fn the_user_s_kernel_parameters_come_last() {
+    let mut spec = spec();
+    spec.extra_command_line = "panic=0 x=1,2".into();
+    assert!(value(&arguments(&spec, TCG, FDS), "-append").ends_with(" panic=0 x=1,2"));
+}
+
+#[test]
+fn no_path_of_an_image_reaches_the_command_line() {
+    let all = arguments(&spec(), TCG, FDS);
+    assert!(!all.iter().any(|argument| argument.contains("/images")), "{all:?}");
+}
