@@ -5,9 +5,9 @@ Loaded only when the user has imported `matplotlib.pyplot`. A figure that has be
 
 from __future__ import annotations
 
-import sys
 from _io import BytesIO
 
+from .frames import modules
 from .records import emit
 
 TYPE_CHECKING = False
@@ -51,6 +51,6 @@ def hook(pyplot: ModuleType) -> None:
 
 def show_rest() -> None:
     """At the end of an execution."""
-    pyplot = sys.modules.get("matplotlib.pyplot")
+    pyplot = modules.get("matplotlib.pyplot")
     if pyplot is not None and hasattr(pyplot, "get_fignums"):
         show_open_figures(pyplot)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ModuleKind = type(sys)
 PRIVATE = __builtins__  # the private copy that driver.py made
 STANDARD_PATH = sys.path[1:]
+MODULES = sys.modules
 REAL_IMPORT = PRIVATE["__import__"]  # type: ignore[index]
 own_modules: "dict[str, ModuleType]" = {}
 standard_modules: "dict[str, ModuleType]" = {}
@@ -99,24 +100,28 @@ def standard(name: str) -> "ModuleType":
         future = ModuleKind(name)
         future.__dict__["annotations"] = None
         return future
-    theirs = sys.modules.get(name)
-    origin = getattr(getattr(theirs, "__spec__", None), "origin", None)
+    there = name in MODULES
+    theirs = MODULES.get(name)
+    try:
+        origin = theirs.__spec__.origin  # type: ignore[union-attr]
+    except Exception:  # something of the user's
+        origin = None
     genuine = origin in ("built-in", "frozen") or (
         isinstance(origin, str) and any(origin.startswith(folder + "/") for folder in STANDARD_PATH)
     )
     if theirs is not None and genuine:
         standard_modules[name] = theirs
         return theirs
-    path = sys.path
+    path = getattr(sys, "path", None)
     sys.path = list(STANDARD_PATH)
-    if theirs is not None:
-        del sys.modules[name]
+    if there:
+        del MODULES[name]
     try:
         module: ModuleType = REAL_IMPORT(name)
     finally:
-        sys.path = path
-        if theirs is not None:
-            sys.modules[name] = theirs
+        sys.path = path  # type: ignore[assignment]
+        if there:
+            MODULES[name] = theirs  # type: ignore[assignment]
     standard_modules[name] = module
     return module
 

@@ -16,6 +16,7 @@ from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, r
 from .cell import Cell
 from .display import display
 from .environment import apply, parse, restore
+from .frames import modules
 from .guard import border, call_user, idle
 from .guard import install as install_guard
 from .imports import install as install_imports
@@ -54,12 +55,16 @@ def serve(folder: str) -> None:
 
 def settle(main: ModuleType) -> None:
     """What every execution may count on, whatever earlier ones did: its `__main__`, and no stale lists of files."""
-    sys.modules["__main__"] = main
-    for name, finder in list(sys.path_importer_cache.items()):
-        if finder is None:
-            sys.path_importer_cache.pop(name, None)
-        elif hasattr(finder, "_path_mtime"):
-            finder._path_mtime = -1  # as importlib.invalidate_caches does, which imports much
+    modules["__main__"] = main
+    main.__dict__.setdefault("__name__", "__main__")
+    try:
+        for name, finder in list(sys.path_importer_cache.items()):
+            if finder is None:
+                sys.path_importer_cache.pop(name, None)
+            elif hasattr(finder, "_path_mtime"):
+                finder._path_mtime = -1  # as importlib.invalidate_caches does, which imports much
+    except Exception:  # the user has put something else in its place
+        pass
 
 
 def tell(folder: str, line: str) -> None:
@@ -157,7 +162,7 @@ def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: b
     close_quietly(0)  # makes room for what follows, should user code have used up all descriptors
     code = exit_code(error, cell.codes)
     del error
-    if "matplotlib.pyplot" in sys.modules:
+    if "matplotlib.pyplot" in modules:
         call_user(show_figures)
     current.folder = current.token = ""
     call_user(flush_streams)

@@ -10,6 +10,7 @@ import os
 import sys
 from posix import _exit, register_at_fork
 
+from .frames import modules
 from .records import current
 from .streams import flush
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def before_fork() -> None:
     """In the parent: its buffers are empty when they get copied. Functions of `__main__` become picklable for workers."""
     flush()
-    reduction = sys.modules.get("multiprocessing.reduction")
+    reduction = modules.get("multiprocessing.reduction")
     if reduction is not None:
         try:
             from .pickling import install as install_pickling
@@ -44,7 +45,7 @@ def exit_now(status: int) -> NoReturn:
 
 def flush_c_streams() -> None:
     """What was printed through the C library, if the user has the means to."""
-    if "_ctypes" in sys.modules:
+    if "_ctypes" in modules:
         import ctypes
 
         ctypes.CDLL(None).fflush(None)
@@ -53,7 +54,7 @@ def flush_c_streams() -> None:
 def leave(status: int) -> NoReturn:
     """Ends a forked child that came to the end of the user's code."""
     try:
-        threading = sys.modules.get("threading")
+        threading = modules.get("threading")
         if threading is not None:
             threading._shutdown()
         import atexit
@@ -75,5 +76,5 @@ def install() -> None:
     register_at_fork(before=before_fork, after_in_child=in_child)
     exit_now.__name__ = exit_now.__qualname__ = "_exit"
     exit_now.__module__ = "posix"
-    for module in (os, sys.modules["posix"]):
+    for module in (os, modules["posix"]):
         module._exit = exit_now  # type: ignore[attr-defined]

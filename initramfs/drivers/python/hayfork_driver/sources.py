@@ -6,7 +6,7 @@ imports it or an error is shown.
 
 from __future__ import annotations
 
-import sys
+from .frames import modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,13 +33,15 @@ def remember(filename: str, source: str) -> None:
 
 def publish() -> None:
     """Puts the texts where Python finds them, if that module is there."""
-    module = sys.modules.get("linecache")
+    module = modules.get("linecache")
     if module is not None:
         hook(module)
 
 
 def hook(linecache: ModuleType) -> None:
     """Called when `linecache` has been imported."""
-    cache: Any = getattr(linecache, "cache", None)
-    if isinstance(cache, dict):
+    try:
+        cache: Any = linecache.cache  # type: ignore[attr-defined]
         cache.update(texts)
+    except Exception:  # the user has put something else in its place
+        pass
