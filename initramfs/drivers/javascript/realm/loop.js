@@ -1,0 +1,68 @@
+/*
+ * The driver's loop: waits for the agent's next line, has it executed, waits again.
+ *
+ * Waiting is a read of D/control that the event loop watches (epoll, no polling), so timers, servers and promises of user
+ * code go on between executions and an idle driver uses no CPU. The descriptor is closed before user code runs.
+ */
+
+"use strict";
+
+const { makeDescriptors } = require("./descriptors.js");
+const { makeExecutor } = require("./execution.js");
+
+const BROKEN = 70;
+
+exports.start = function (runtime, user) {
+  const descriptors = makeDescriptors(runtime);
+  const executor = makeExecutor(runtime, user, descriptors, wait);
+  descriptors.send(`${runtime.dir}/events`, [runtime.encode("ready\n")]);
+  wait();
+
+  function wait() {
+    guard(() => {
+      const stream = Reflect.apply(runtime.stream, runtime.file(`${runtime.dir}/control`), []);
+      const reader = Reflect.apply(runtime.getReader, stream, []);
+      read(reader, "");
+    });
+  }
+
+  function read(reader, before) {
+    const chunk = Reflect.apply(runtime.readChunk, reader, []);
+    Reflect.apply(runtime.then, chunk, [
+      ({ value, done }) => guard(() => {
+        // The agent holds the FIFO open: its end means that the agent is gone.
+        if (done) runtime.reallyExit(0);
+        const text = before + runtime.decode(value);
+        if (!text.endsWith("\n")) {
+          read(reader, text);
+          return;
+        }
+        const closed = Reflect.apply(runtime.cancel, reader, []);
+        Reflect.apply(runtime.then, closed, [() => guard(() => executor.begin(parse(text))), broken]);
+      }),
+      broken,
+    ]);
+  }
+
+  /** Without a working loop the process is of no use: it ends, and the agent starts a fresh one. */
+  function guard(action) {
+    try {
+      action();
+    } catch (error) {
+      broken(error);
+    }
+  }
+
+  function broken(error) {
+    descriptors.writeAll(2, runtime.encode(`hayfork: the JavaScript driver failed: ${error?.stack ?? error}\n`));
+    runtime.reallyExit(BROKEN);
+  }
+};
+
+/** `exec <id> <token> <stdin-flag> <filename>`; the file name is the rest of the line. */
+function parse(line) {
+  const match = /^exec (\d+) ([0-9a-f]{32}) ([01]) (.*)\n$/.exec(line);
+  if (!match) throw new Error(`not a command: ${line.slice(0, 200)}`);
+  const [, id, token, stdin, filename] = match;
+  return { id, token, hasStdin: stdin === "1", filename };
+}
