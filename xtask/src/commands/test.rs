@@ -1,0 +1,125 @@
+//! `cargo xtask test`: sets up what is missing and runs every layer of tests.
+//!
+//! | layer | what | needs |
+//! |---|---|---|
+//! | lint | formatting, lints, types | |
+//! | unit | `cargo nextest` (or `cargo test`) over the workspace | |
+//! | fuzz | each fuzz target for some seconds | a C++ compiler |
+//! | drivers | the language drivers on the host, the test playing the agent | |
+//! | guest | Rust tests that boot guests under QEMU | the image set |
+//! | behaviours | the public Python API, end to end | the image set, the package |
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::commands::tally::Tally;
+use crate::commands::{fuzz, images, lint};
+use crate::context::Context;
+use crate::{process, python};
+
+/// Set up and run all tests.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Options {
+    /// Only these layers.
+    #[arg(value_enum)]
+    layers: Vec<Layer>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Layer {
+    Lint,
+    Unit,
+    Fuzz,
+    Drivers,
+    Guest,
+    Behaviours,
+}
+
+/// Carries the command out.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let context = Context::new()?;
+    let wanted = |layer| options.layers.is_empty() || options.layers.contains(&layer);
+    let mut tally = Tally::default();
+    if wanted(Layer::Unit) {
+        unit(&context, &mut tally)?;
+    }
+    let bin = python::environment(&context)?;
+    if wanted(Layer::Lint) {
+        lint::checks(&context, &mut tally)?;
+    }
+    if wanted(Layer::Drivers) {
+        let mut command = Command::new(bin.join("pytest"));
+        runner(&context, &mut tally, "drivers", command.args(["-q", "tests/drivers"]))?;
+    }
+    if wanted(Layer::Fuzz) {
+        fuzz::smoke(&context, &mut tally)?;
+    }
+    if wanted(Layer::Guest) || wanted(Layer::Behaviours) {
+        let set = images::needed()?;
+        if wanted(Layer::Guest) {
+            let mut command = cargo_test(true);
+            runner(&context, &mut tally, "guest", command.env("HAYFORK_IMAGES_DIR", &set))?;
+        }
+        if wanted(Layer::Behaviours) {
+            let mut command = Command::new(bin.join("pytest"));
+            command.args(["-q", "tests/behaviours"]).env("HAYFORK_IMAGES_DIR", &set);
+            runner(&context, &mut tally, "behaviours", &mut command)?;
+        }
+    }
+    tally.print();
+    if tally.failed > 0 {
+        bail!("{} of {} failed", tally.failed, tally.passed + tally.failed);
+    }
+    Ok(())
+}
+
+fn unit(context: &Context, tally: &mut Tally) -> Result<()> {
+    runner(context, tally, "unit", &mut cargo_test(false))
+}
+
+/// Cargo's tests: those that run anywhere, or those marked as needing the image set. The latter start
+/// virtual machines, so they run one after the other.
+fn cargo_test(guests: bool) -> Command {
+    let mut command = Command::new("cargo");
+    if process::exists("cargo-nextest") {
+        command.args(["nextest", "run", "--workspace", "--no-fail-fast", "--cargo-quiet"]);
+        if guests {
+            command.args(["--run-ignored", "only", "--test-threads", "1"]);
+        }
+    } else {
+        command.args(["test", "--workspace", "--no-fail-fast", "--quiet"]);
+        if guests {
+            command.args(["--", "--ignored", "--test-threads", "1"]);
+        }
+    }
+    command
+}
+
+/// Runs a test runner, shows what it prints, and counts its tests.
+fn runner(context: &Context, tally: &mut Tally, name: &str, command: &mut Command) -> Result<()> {
+    println!("\n── {name}");
+    // Both streams over one pipe, so that their lines keep their order.
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let mut child = command
+        .current_dir(&context.tree)
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone().context("cannot copy a descriptor")?)
+        .stderr(writer)
+        .spawn()
+        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+    // The command holds this side's copies of the writing end: they must go, or the end never comes.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut output = String::new();
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.with_context(|| format!("cannot read what {name} prints"))?;
+        let line = String::from_utf8_lossy(&line);
+        println!("{line}");
+        output.push_str(&line);
+        output.push('\n');
+    }
+    let status = child.wait().with_context(|| format!("cannot wait for {name}"))?;
+    tally.runner(name, &output, status.success());
+    Ok(())
+}

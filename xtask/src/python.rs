@@ -1,0 +1,116 @@
+//! The Python environment of the source tree: `.venv` with the package built into it.
+//!
+//! The package is installed so that its Python files are used from the tree; only the native module
+//! has to be built. Whether that is due is told by a stamp in `.venv` that holds a digest of everything
+//! the module is made of, so that a second call costs no more than reading those files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::context::Context;
+use crate::process;
+
+/// Oldest Python that the package supports.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// What the tests and checks need beside the package itself.
+const TOOLS: &[&str] = &["maturin>=1.9,<2", "mypy>=1.13", "pytest>=8", "pytest-timeout>=2", "ruff>=0.9"];
+
+/// Folders and files that the native module is made of.
+const SOURCES: &[&str] = &[
+    "Cargo.toml",
+    "Cargo.lock",
+    "protocol",
+    "vmm",
+    "qemu",
+    "sandbox",
+    "pyhaystack/src",
+    "pyhaystack/Cargo.toml",
+];
+
+/// Folder of the environment's programs, with the package ready to be used.
+///
+/// # Errors
+/// No Python, too old a Python, or what pip or the build reports.
+pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
+    let venv = context.tree.join(".venv");
+    let bin = venv.join("bin");
+    let stamp_file = venv.join("hayfork.stamp");
+    let stamp = stamp(&context.tree)?;
+    if fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) && bin.join("hayfork").exists() {
+        return Ok(bin);
+    }
+    let task = context.progress.task("package");
+    if !bin.join("pip").exists() {
+        task.step("making a Python environment");
+        check_version()?;
+        process::output(Command::new("python3").args(["-m", "venv"]).arg(&venv))
+            .context("the Python module venv does not work: install the package python3-venv")?;
+    }
+    task.step("installing Python tools");
+    process::output(
+        Command::new(bin.join("pip")).args(["install", "--quiet", "--disable-pip-version-check"]).args(TOOLS),
+    )?;
+    task.step("compiling the native module");
+    process::stream(
+        Command::new(bin.join("maturin"))
+            .args(["develop", "--release", "--quiet"])
+            .current_dir(context.tree.join("pyhaystack"))
+            .env("VIRTUAL_ENV", &venv)
+            .env_remove("CONDA_PREFIX"),
+        |_| Ok(()),
+        |line| task.detail(line),
+    )?;
+    fs::write(&stamp_file, stamp).with_context(|| format!("cannot write {}", stamp_file.display()))?;
+    task.done("ready in .venv");
+    Ok(bin)
+}
+
+fn check_version() -> Result<()> {
+    let text =
+        process::output(Command::new("python3").args(["-c", "import sys; print(*sys.version_info[:2])"]))
+            .with_context(|| {
+                format!("Python {}.{} or newer is needed: install the package python3", OLDEST.0, OLDEST.1)
+            })?;
+    let mut numbers = text.split_whitespace().filter_map(|n| n.parse::<u32>().ok());
+    let found = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if found < OLDEST {
+        bail!("python3 is Python {}.{}, and {}.{} or newer is needed", found.0, found.1, OLDEST.0, OLDEST.1);
+    }
+    Ok(())
+}
+
+/// A digest of names and contents of everything that the native module is made of.
+fn stamp(tree: &Path) -> Result<String> {
+    let mut files = Vec::new();
+    for source in SOURCES {
+        collect(&tree.join(source), &mut files)?;
+    }
+    files.push(tree.join("pyhaystack/pyproject.toml"));
+    files.sort();
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(tree.as_os_str().as_encoded_bytes());
+    for file in files {
+        hasher.update(file.as_os_str().as_encoded_bytes());
+        hasher.update(&[0]);
+        hasher.update(
+            blake3::hash(&fs::read(&file).with_context(|| format!("cannot read {}", file.display()))?)
+                .as_bytes(),
+        );
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+fn collect(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
+            collect(&entry?.path(), files)?;
+        }
+    } else {
+        files.push(path.to_owned());
+    }
+    Ok(())
+}
