@@ -13,6 +13,7 @@ from _ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
 
 from .display import show_value
 from .guard import take_interrupt
+from .plain import displayhook
 from .sources import remember
 
 TYPE_CHECKING = False
@@ -51,11 +52,11 @@ class Cell:
             if code.co_flags & CO_COROUTINE:
                 value = self.await_(value)
         if not self.silent:
-            hook = sys.displayhook
-            if hook is sys.__displayhook__:
-                show_value(value)
-            else:
+            hook = getattr(sys, "displayhook", None)
+            if callable(hook) and hook is not displayhook:
                 hook(value)
+            else:
+                show_value(value)
 
     def await_(self, coroutine: Any) -> Any:
         """Runs code that awaits."""

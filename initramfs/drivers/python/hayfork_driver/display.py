@@ -7,9 +7,9 @@ give. `display` is in the builtins, so that a name `display` of the user's own w
 from __future__ import annotations
 
 import builtins
-import sys
 from posix import getpid
 
+from .plain import displayhook
 from .records import current, emit
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def show_value(value: Any) -> None:
     if value is None:
         return
     if not current.folder or getpid() != current.process:
-        sys.__displayhook__(value)
+        displayhook(value)
         return
     builtins._ = None  # type: ignore[attr-defined]
     emit("result", bundle(value))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from .frames import is_own
+from .plain import VERSION, excepthook, is_own
 from .records import current, emit_error
 from .sources import publish
 
@@ -22,21 +22,21 @@ def report(error: BaseException, codes: list[CodeType]) -> None:
     error.__traceback__ = user_part(error.__traceback__, codes)
     if not isinstance(error, MemoryError):  # else what filled the memory would stay
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        if sys.version_info >= (3, 12):
-            sys.last_exc = error
+        if VERSION >= (3, 12):
+            sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]
     text = described(error)
     if current.folder:
         emit_error(type(error).__name__, text_of(error), text)
-    if sys.excepthook is not PLAIN_HOOK:
+    hook = getattr(sys, "excepthook", excepthook)
+    if hook is not excepthook:
         try:
-            sys.excepthook(type(error), error, error.__traceback__)
+            hook(type(error), error, error.__traceback__)
             return
         except Exception as failure:
             write("Error in sys.excepthook:\n" + described(failure) + "\nOriginal exception was:\n")
     write(text)
 
 
-PLAIN_HOOK = sys.__excepthook__
 
 
 def print_error(error: BaseException) -> None:

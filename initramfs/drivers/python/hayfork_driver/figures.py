@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from _io import BytesIO
 
-from .frames import modules
+from .plain import modules
 from .records import emit
 
 TYPE_CHECKING = False

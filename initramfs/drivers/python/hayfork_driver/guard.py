@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from sys import getprofile, getrecursionlimit, gettrace, setprofile, setrecursionlimit, settrace
 
-from .frames import is_own
+from .plain import is_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

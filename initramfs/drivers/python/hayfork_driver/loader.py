@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ModuleKind = type(sys)
 PRIVATE = __builtins__  # the private copy that driver.py made
 STANDARD_PATH = sys.path[1:]
+CACHE_TAG = sys.implementation.cache_tag
 MODULES = sys.modules
 REAL_IMPORT = PRIVATE["__import__"]  # type: ignore[index]
 own_modules: "dict[str, ModuleType]" = {}
@@ -75,7 +76,7 @@ def compiled(name: str) -> "CodeType":
     path = f"{HERE}{name}.py"
     source = read_file(path)
     try:
-        cached = read_file(f"{HERE}__pycache__/{name}.{sys.implementation.cache_tag}.pyc")
+        cached = read_file(f"{HERE}__pycache__/{name}.{CACHE_TAG}.pyc")
     except OSError:
         cached = b""
     key = int.from_bytes(MAGIC_NUMBER[:2], "little") | 0x0D0A0000  # the raw magic number, as CPython hashes with it

@@ -16,7 +16,7 @@ from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, r
 from .cell import Cell
 from .display import display
 from .environment import apply, parse, restore
-from .frames import modules
+from .plain import modules
 from .guard import border, call_user, idle
 from .guard import install as install_guard
 from .imports import install as install_imports

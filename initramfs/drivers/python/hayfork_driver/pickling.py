@@ -8,7 +8,8 @@ Only multiprocessing's own pickler does this, and only with functions of `__main
 from __future__ import annotations
 
 import marshal
-import sys
+
+from .plain import modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def install(reduction: ModuleType) -> None:
 
 def named(qualname: str) -> Any:
     """What `__main__` has under that name."""
-    found: Any = sys.modules.get("__main__")
+    found: Any = modules.get("__main__")
     for part in qualname.split("."):
         found = getattr(found, part, None)
     return found
@@ -72,7 +73,7 @@ def rebuild_main_function(code: bytes, name: str, qualname: str, cells: int, kno
         if type(found) is FunctionType and found.__code__ == made:
             return found
     closure = tuple(CellType() for _ in range(cells))
-    function = FunctionType(made, sys.modules["__main__"].__dict__, name, None, closure)
+    function = FunctionType(made, modules["__main__"].__dict__, name, None, closure)
     function.__qualname__ = qualname
     return function
 

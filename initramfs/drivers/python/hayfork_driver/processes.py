@@ -10,7 +10,7 @@ import os
 import sys
 from posix import _exit, register_at_fork
 
-from .frames import modules
+from .plain import modules
 from .records import current
 from .streams import flush
 

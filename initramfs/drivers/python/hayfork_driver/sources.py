@@ -6,7 +6,7 @@ imports it or an error is shown.
 
 from __future__ import annotations
 
-from .frames import modules
+from .plain import modules
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

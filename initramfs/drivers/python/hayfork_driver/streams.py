@@ -63,6 +63,7 @@ def attach(folder: str, with_stdin: bool) -> None:
         output = outputs[name]
         if not usable(output):
             output = outputs[name] = new_output(name)
+            buffers[name] = output.buffer
         setattr(sys, name, output)
         setattr(sys, f"__{name}__", output)
     sys.stdin = sys.__stdin__ = new_input()  # type: ignore[misc]
@@ -76,6 +77,10 @@ def detach(folder: str) -> None:
             outputs[name].flush()
         except Exception:
             drop(fd, outputs[name])
+        try:
+            buffers[name].flush()
+        except Exception:
+            drop(fd, buffers[name])
     close_quietly(0)
     put(folder + "/idle.out", O_WRONLY, 1)
     put(folder + "/idle.err", O_WRONLY, 2)
@@ -84,14 +89,14 @@ def detach(folder: str) -> None:
 
 def flush() -> None:
     """Writes out what our own output objects hold, as far as that is possible."""
-    for output in outputs.values():
+    for output in (*outputs.values(), *buffers.values()):  # a buffer counts even after `sys.stdout.detach()`
         try:
             output.flush()
         except Exception:
             pass
 
 
-def drop(fd: int, output: TextIOWrapper) -> None:
+def drop(fd: int, output: TextIOWrapper | BufferedWriter) -> None:
     """Empties the buffer of an object whose descriptor cannot be written."""
     try:
         put("/dev/null", O_WRONLY, fd)
@@ -121,12 +126,13 @@ def new_input() -> TextIOWrapper:
     """A new `sys.stdin`."""
     raw: Any = FileIO(0, "r", closefd=False)
     raw.name = "<stdin>"
-    text: Any = TextIOWrapper(BufferedReader(raw), ENCODING["stdin"], ERRORS["stdin"])
+    text: Any = TextIOWrapper(BufferedReader(raw), ENCODING["stdin"], ERRORS["stdin"], "\n")
     text.mode = "r"
     return text  # type: ignore[no-any-return]
 
 
 outputs: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
+buffers: dict[str, Any] = {name: output.buffer for name, output in outputs.items()}
 ENCODING = {name: getattr(sys, name).encoding for name in ("stdin", "stdout", "stderr")}
 ERRORS = {name: getattr(sys, name).errors for name in ("stdin", "stdout", "stderr")}
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
