@@ -207,6 +207,11 @@ impl Graveyard {
         self.groups.push(cgroup);
     }
 
+    /// Takes a group in which nothing was started, if there is one.
+    pub fn leave_all(&mut self, cgroup: Option<Cgroup>) {
+        self.groups.extend(cgroup);
+    }
+
     /// Ends a group and takes it.
     pub fn bury(&mut self, cgroup: Cgroup) {
         cgroup.kill();

@@ -8,11 +8,15 @@ use std::fmt::Arguments;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Longest message; the kernel cuts records at about 1,000 bytes.
 const MAX_MESSAGE: usize = 900;
 
 static KMSG: OnceLock<File> = OnceLock::new();
+
+/// Set in children whose descriptor for the log is closed; its number may mean something else by then.
+static SILENT: AtomicBool = AtomicBool::new(false);
 
 /// Kernel log levels that the agent uses (syslog numbering).
 #[derive(Debug, Clone, Copy)]
@@ -35,8 +39,16 @@ pub fn use_kernel_log() {
     }
 }
 
+/// Drops later messages of this process.
+pub fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Writes one message. Failures are ignored: there is no better place to report them.
 pub fn write(level: Level, message: Arguments<'_>) {
+    if SILENT.load(Ordering::Relaxed) {
+        return;
+    }
     let mut line = format!("<{}>hayfork: {message}", level as u8);
     if line.len() > MAX_MESSAGE {
         let mut end = MAX_MESSAGE;

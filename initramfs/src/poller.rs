@@ -36,8 +36,6 @@ pub enum Token {
     Command(u32, Part),
     /// The socket of a file worker.
     Worker(u32),
-    /// Output of what a finished command or execution left behind.
-    Leftover(u32),
 }
 
 /// Which of an owner's descriptors.
@@ -85,7 +83,6 @@ impl Token {
             Self::Context(key, part) => (6, part as u64, key),
             Self::Command(key, part) => (7, part as u64, key),
             Self::Worker(key) => (8, 0, key),
-            Self::Leftover(key) => (9, 0, key),
         };
         kind << 40 | part << 32 | u64::from(key)
     }
@@ -103,7 +100,6 @@ impl Token {
             6 => Self::Context(key, part),
             7 => Self::Command(key, part),
             8 => Self::Worker(key),
-            9 => Self::Leftover(key),
             _ => return None,
         })
     }
@@ -206,7 +202,6 @@ mod tests {
             Token::Context(u32::MAX, Part::IdleErr),
             Token::Command(7, Part::Start),
             Token::Worker(9),
-            Token::Leftover(1),
         ];
         for token in tokens {
             assert_eq!(Token::from_u64(token.to_u64()), Some(token));

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `/` | the root image, EROFS, read-only, nodev |
 //! | `/home/user`, `/tmp`, `/var/tmp`, `/dev/shm` | folders of one tmpfs with a limit on bytes and inodes |
-//! | `/run` | small tmpfs that only root writes to: the drivers' FIFOs |
+//! | `/run` | small tmpfs that only root writes to: the drivers' FIFOs; `/run/state` is a folder of the big one |
 //! | `/proc` | of the PID namespace, other users' processes hidden; `/proc/sys` and the like read-only |
 //! | `/sys` | read-only |
 //! | `/dev` | tmpfs with nine nodes and links, read-only; `/dev/pts` |
@@ -129,6 +129,12 @@ fn make_mounts(device: &str, budget: &Budget) -> Result<()> {
     let run = c"mode=0755,size=16m,nr_inodes=8192";
     let closed = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("tmpfs", at("run"), "tmpfs", closed, Some(run)).during("mount /run")?;
+    // What drivers keep goes where the user's limits hold, so that it cannot fill /run.
+    for name in ["hayfork", "state"] {
+        folder(&at(&format!("run/{name}")))?;
+    }
+    folder("/run/scratch/state")?;
+    mount_bind("/run/scratch/state", at("run/state")).during("bind /run/state")?;
     proc()?;
     mount("sysfs", at("sys"), "sysfs", closed | MountFlags::RDONLY, None).during("mount /sys")?;
     devices()?;

@@ -113,7 +113,7 @@ fn descriptors(ready: &Ready<'_>) -> Result<(), Errno> {
 }
 
 /// Undoes what protects the agent: user code is preferred when memory is short, and has normal priority.
-fn fair_game() -> Result<(), Errno> {
+pub(crate) fn fair_game() -> Result<(), Errno> {
     setpriority_process(None, 0)?;
     let path = "/proc/self/oom_score_adj";
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;

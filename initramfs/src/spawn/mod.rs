@@ -15,7 +15,7 @@ mod limits;
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -24,7 +24,7 @@ use crate::boot::user_root::UserRoot;
 use crate::error::{During, OsError, Result};
 use crate::sys::fork;
 
-pub(crate) use child::become_user;
+pub(crate) use child::{become_user, fair_game};
 
 /// User id of all user code.
 pub const UID: u32 = 1000;
@@ -196,15 +196,6 @@ pub fn fork_unseen(walls: &Walls) -> Result<fork::Side> {
 /// Chooses the PID namespace of the next child.
 fn into_namespace(pids: BorrowedFd<'_>) -> Result<()> {
     move_into_link_name_space(pids, Some(LinkNameSpaceType::ProcessID)).during("choose a PID namespace")
-}
-
-/// Makes a descriptor survive exec, or not.
-///
-/// # Errors
-/// Whatever the kernel refused.
-pub fn set_close_on_exec(fd: impl AsFd, close: bool) -> Result<()> {
-    let flags = if close { FdFlags::CLOEXEC } else { FdFlags::empty() };
-    fcntl_setfd(fd, flags).during("set close-on-exec")
 }
 
 #[cfg(test)]

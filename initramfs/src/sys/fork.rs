@@ -1,7 +1,7 @@
 //! Making processes: fork, fork straight into a cgroup, exec, new namespaces.
 
 use std::ffi::CString;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -105,6 +105,31 @@ pub fn close_from(first: u32) {
     // SAFETY: the callers are children of a fork that keep no owner of a descriptor in that range:
     // they never return to the parent's code.
     unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0u32) };
+}
+
+/// Closes every descriptor but the given one, which comes back under the number 3.
+///
+/// For children of a fork that keep nothing of their parent's: whatever else still owns a descriptor in their memory must
+/// not be used, nor dropped, afterwards.
+///
+/// # Errors
+/// The kernel's errno.
+pub fn keep_only(fd: OwnedFd) -> Result<OwnedFd, Errno> {
+    let kept = if fd.as_raw_fd() == 3 {
+        fd
+    } else {
+        // SAFETY: the number is open, and whoever owned 3 in the parent's code is never used again.
+        let three = unsafe { libc::dup3(fd.as_raw_fd(), 3, libc::O_CLOEXEC) };
+        if three < 0 {
+            return Err(errno());
+        }
+        // Closed below with all the others.
+        std::mem::forget(fd);
+        // SAFETY: dup3 just made it, and nobody else owns it now.
+        unsafe { OwnedFd::from_raw_fd(three) }
+    };
+    close_from(4);
+    Ok(kept)
 }
 
 /// Marks every descriptor from `first` on close-on-exec.

@@ -4,6 +4,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
+/// The signal that says that a child ended.
+pub const CHILD: i32 = libc::SIGCHLD;
+
 /// Signals that the agent waits for: children that ended, and the two that the kernel sends to
 /// process 1 (Ctrl-Alt-Del and power failure).
 const AWAITED: [libc::c_int; 4] = [libc::SIGCHLD, libc::SIGINT, libc::SIGTERM, libc::SIGPWR];

@@ -1,0 +1,115 @@
+//! The byte stream to the host, whatever carries it.
+//!
+//! A carrier is non-blocking in both directions and can lose its host at any time; a new host may come over the same
+//! descriptor (virtio-serial) or another one (vsock). [`Carrier::ready`] tells of both.
+
+mod virtio_serial;
+mod vsock;
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use crate::cmdline::CarrierKind;
+use crate::error::Result;
+use crate::poller::{Poller, Ready, Token};
+
+/// What reading brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Input {
+    /// That many bytes.
+    Bytes(usize),
+    /// Nothing for now.
+    Nothing,
+    /// The host is gone.
+    Closed,
+}
+
+/// A change of the host's presence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    /// As before.
+    Unchanged,
+    /// The host went away.
+    Gone,
+    /// A new host came, in place of the old one if there was one.
+    Replaced,
+}
+
+/// A way to the host.
+#[derive(Debug)]
+pub enum Carrier {
+    /// A virtio-serial port.
+    VirtioSerial(virtio_serial::Port),
+    /// A vsock listener and its connection.
+    Vsock(vsock::Listener),
+    /// A connected stream socket, for tests on a development machine.
+    Socket(OwnedFd),
+}
+
+impl Carrier {
+    /// Opens the carrier that the command line names, and registers it.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refused.
+    pub fn open(kind: &CarrierKind, poller: &Poller) -> Result<Self> {
+        match kind {
+            CarrierKind::VirtioSerial(name) => virtio_serial::Port::open(name, poller).map(Self::VirtioSerial),
+            CarrierKind::Vsock(port) => vsock::Listener::open(*port, poller).map(Self::Vsock),
+        }
+    }
+
+    /// Takes over a connected, non-blocking stream socket.
+    ///
+    /// # Errors
+    /// It could not be registered.
+    pub fn from_socket(socket: OwnedFd, poller: &Poller) -> Result<Self> {
+        poller.add(&socket, Token::Carrier)?;
+        Ok(Self::Socket(socket))
+    }
+
+    /// Looks at an event of [`Token::Carrier`] or [`Token::Listener`].
+    ///
+    /// # Errors
+    /// The listener failed.
+    pub fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<Presence> {
+        match self {
+            Self::VirtioSerial(port) => Ok(port.ready(ready)),
+            Self::Vsock(listener) => listener.ready(ready, poller),
+            Self::Socket(_) => Ok(Presence::Unchanged),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        use std::os::fd::AsFd;
+        match self {
+            Self::VirtioSerial(port) => Some(port.descriptor()),
+            Self::Vsock(listener) => listener.descriptor(),
+            Self::Socket(socket) => Some(socket.as_fd()),
+        }
+    }
+
+    /// Reads what is there.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Input {
+        let Some(fd) = self.descriptor() else { return Input::Nothing };
+        match rustix::io::read(fd, buffer) {
+            Ok(0) => Input::Closed,
+            Ok(n) => Input::Bytes(n),
+            Err(Errno::AGAIN | Errno::INTR) => Input::Nothing,
+            Err(_) => Input::Closed,
+        }
+    }
+
+    /// Writes what fits, and returns how many bytes that were; `None` if nothing fits now. Bytes for a
+    /// host that is gone count as not fitting: the session they belong to ends with the event that says so.
+    pub fn write(&mut self, bytes: &[u8]) -> Option<usize> {
+        rustix::io::write(self.descriptor()?, bytes).ok()
+    }
+
+    /// Lets go of a connection that ended. A port stays: it waits for the next host.
+    pub fn hang_up(&mut self) {
+        if let Self::Vsock(listener) = self {
+            listener.hang_up();
+        }
+    }
+}

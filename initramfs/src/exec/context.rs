@@ -1,0 +1,502 @@
+//! One context: a driver process, the executions that wait for it, and its life.
+//!
+//! ```text
+//!            first execution        `ready`          control line
+//!  (no driver) ─────────► starting ────────► idle ◄───────────────► running
+//!      ▲                     │ fails: the      │                       │
+//!      └─────────────────────┴── execution ────┴───────────────────────┘  the process ends
+//! ```
+//! Executions run one after the other in order of arrival. A driver that dies takes its context's variables with it: the
+//! execution that ran says so, or, if none ran, the next one.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use hayfork_protocol::message::{Control, Execute, FailureCode, Finished, Language, Status};
+use hayfork_protocol::{Channel, Event, Mux, StreamId};
+use rustix::process::{Pid, WaitStatus};
+
+use super::driver::{Driver, PATIENCE, exit_code};
+use super::events::{DriverEvent, Lines};
+use super::execution::{Execution, State, micros};
+use super::idle::IdleOutput;
+use super::stop::Reason;
+use crate::io::{Got, Outlet, Source};
+use crate::poller::Part;
+use crate::world::World;
+
+/// Output pipes of children that outlived their execution, per context. The oldest is closed for a new one.
+const MAX_BACKGROUND: usize = 32;
+
+/// An execution that waits for its turn.
+#[derive(Debug)]
+struct Waiting {
+    stream: Option<StreamId>,
+    request: Execute,
+    /// Standard input that came already; bounded by the protocol's window, since it is only reported as consumed when it is
+    /// written.
+    stdin: Vec<Vec<u8>>,
+    stdin_ended: bool,
+}
+
+/// A request for the idle output that is being answered.
+#[derive(Debug)]
+struct IdleRequest {
+    stream: StreamId,
+    sent: u64,
+}
+
+/// A context.
+#[derive(Debug)]
+pub struct Context {
+    key: u32,
+    language: Language,
+    /// Name of the folder for what outlives drivers.
+    state: String,
+    driver: Option<Driver>,
+    lines: Lines,
+    running: Option<Execution>,
+    waiting: VecDeque<Waiting>,
+    idle: IdleOutput,
+    idle_requests: VecDeque<IdleRequest>,
+    background: VecDeque<(Source, bool)>,
+    /// The interpreter ended while nothing ran.
+    lost: bool,
+    /// Why the driver's program could not be started.
+    start_error: Option<String>,
+    next_id: u64,
+    /// The host wants it closed; the stream to answer.
+    closing: Option<Option<StreamId>>,
+}
+
+impl Context {
+    /// A context without a driver.
+    pub fn new(key: u32, language: Language, world: &mut World) -> Self {
+        Self {
+            key,
+            language,
+            state: format!("{}-{}", language.name(), world.number()),
+            driver: None,
+            lines: Lines::default(),
+            running: None,
+            waiting: VecDeque::new(),
+            idle: IdleOutput::default(),
+            idle_requests: VecDeque::new(),
+            background: VecDeque::new(),
+            lost: false,
+            start_error: None,
+            next_id: 1,
+            closing: None,
+        }
+    }
+
+    /// Its language.
+    pub fn language(&self) -> Language {
+        self.language
+    }
+
+    /// Whether it is being closed.
+    pub fn is_closing(&self) -> bool {
+        self.closing.is_some()
+    }
+
+    /// Whether it is closed and can be forgotten.
+    pub fn is_closed(&self) -> bool {
+        self.closing.is_some() && self.driver.is_none() && self.running.is_none()
+    }
+
+    /// Whether this is its driver's process.
+    pub fn owns(&self, pid: Pid) -> bool {
+        self.driver.as_ref().is_some_and(|driver| driver.pid == pid)
+    }
+
+    /// Memory that it uses, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.driver.as_ref().and_then(|driver| driver.cgroup.as_ref()).map_or(0, crate::cgroup::Cgroup::memory)
+    }
+
+    /// Queues an execution.
+    pub fn execute(&mut self, stream: StreamId, request: Execute) {
+        self.waiting.push_back(Waiting { stream: Some(stream), request, stdin: Vec::new(), stdin_ended: false });
+    }
+
+    /// Answers with what was printed while nothing ran.
+    pub fn take_idle_output(&mut self, stream: StreamId) {
+        self.idle_requests.push_back(IdleRequest { stream, sent: 0 });
+    }
+
+    /// The execution on that stream, if it runs.
+    fn running_on(&mut self, stream: StreamId) -> Option<(&mut Execution, &Driver)> {
+        let driver = self.driver.as_ref()?;
+        self.running.as_mut().filter(|execution| execution.stream == Some(stream)).map(|execution| (execution, driver))
+    }
+
+    /// Takes the execution on that stream out of the queue.
+    fn unqueue(&mut self, stream: StreamId) -> bool {
+        let before = self.waiting.len();
+        self.waiting.retain(|waiting| waiting.stream != Some(stream));
+        self.waiting.len() < before
+    }
+
+    /// Whether that stream is one of its.
+    pub fn has_stream(&self, stream: StreamId) -> bool {
+        let is = |other: Option<StreamId>| other == Some(stream);
+        self.running.as_ref().is_some_and(|execution| is(execution.stream))
+            || self.waiting.iter().any(|waiting| is(waiting.stream))
+            || self.idle_requests.iter().any(|request| request.stream == stream)
+            || self.closing.is_some_and(is)
+    }
+
+    /// The host says something to an execution.
+    pub fn control(&mut self, stream: StreamId, control: Control, mux: Option<&mut Mux>) {
+        let now = Instant::now();
+        if let Some((execution, driver)) = self.running_on(stream) {
+            match control {
+                Control::Interrupt => execution.interrupt(driver, now),
+                Control::Kill => execution.stop(Reason::Killed, driver, now),
+                Control::Signal(signal) => execution.signal(driver, signal),
+            }
+            return;
+        }
+        // One that has not begun has no code that could catch anything.
+        let (status, exit_code) = match control {
+            Control::Interrupt => (Status::Exited, 130),
+            Control::Kill => (Status::Killed, 137),
+            Control::Signal(_) => return,
+        };
+        if self.unqueue(stream) {
+            let mut outlet = Outlet::new(mux, Some(stream));
+            outlet.event(&Event::Finished(never_ran(status, exit_code, false)));
+            outlet.close();
+        }
+    }
+
+    fn waiting_on(&mut self, stream: StreamId) -> Option<&mut Waiting> {
+        self.waiting.iter_mut().find(|waiting| waiting.stream == Some(stream))
+    }
+
+    /// Standard input for an execution.
+    pub fn stdin(&mut self, stream: StreamId, bytes: Vec<u8>, mux: Option<&mut Mux>) {
+        if let Some((execution, _)) = self.running_on(stream) {
+            execution.push_stdin(bytes, &mut Outlet::new(mux, Some(stream)));
+        } else if let Some(waiting) = self.waiting_on(stream) {
+            waiting.stdin.push(bytes);
+        }
+    }
+
+    /// The end of an execution's standard input.
+    pub fn finish_stdin(&mut self, stream: StreamId) {
+        if let Some((execution, _)) = self.running_on(stream) {
+            execution.finish_stdin();
+        } else if let Some(waiting) = self.waiting_on(stream) {
+            waiting.stdin_ended = true;
+        }
+    }
+
+    /// The host abandons a stream.
+    pub fn reset(&mut self, stream: StreamId, mux: Option<&mut Mux>) {
+        let now = Instant::now();
+        if let Some((execution, driver)) = self.running_on(stream) {
+            execution.stop(Reason::Cancelled, driver, now);
+            return;
+        }
+        self.unqueue(stream);
+        self.idle_requests.retain(|request| request.stream != stream);
+        let mut outlet = Outlet::new(mux, Some(stream));
+        outlet.failed(FailureCode::Cancelled, "the host abandoned the execution");
+        outlet.close();
+    }
+
+    /// The host is gone, and all streams with it. The context lives on.
+    pub fn abandon(&mut self) {
+        let now = Instant::now();
+        self.waiting.clear();
+        self.idle_requests.clear();
+        if let (Some(execution), Some(driver)) = (&mut self.running, &self.driver) {
+            execution.stop(Reason::Cancelled, driver, now);
+            execution.stream = None;
+        }
+        if let Some(stream) = &mut self.closing {
+            *stream = None;
+        }
+    }
+
+    /// Ends everything of it; the answer comes when the driver is gone.
+    pub fn close(&mut self, stream: StreamId, mut mux: Option<&mut Mux>) {
+        self.closing = Some(Some(stream));
+        for waiting in std::mem::take(&mut self.waiting) {
+            let mut outlet = Outlet::new(mux.as_deref_mut(), waiting.stream);
+            outlet.event(&Event::Finished(never_ran(Status::Killed, 137, true)));
+            outlet.close();
+        }
+        self.kill(Reason::Killed);
+    }
+
+    /// Ends the driver and everything that it started.
+    pub fn kill(&mut self, reason: Reason) {
+        let Some(driver) = &self.driver else { return };
+        match &mut self.running {
+            Some(execution) => execution.stop(reason, driver, Instant::now()),
+            None => drop(super::stop::Ladder::kill(reason, driver.target())),
+        }
+        // An execution that is over but not wholly reported does not stop a driver that has to go.
+        if self.closing.is_some() {
+            drop(super::stop::Ladder::kill(reason, driver.target()));
+        }
+    }
+
+    /// An event came for one of its descriptors.
+    pub fn wake(&mut self, part: Part) {
+        if let Some(driver) = &mut self.driver {
+            driver.wake(part);
+        }
+        if let Some(execution) = &mut self.running {
+            execution.wake(part);
+        }
+        // Pipes that moved to the background are still registered as the execution's.
+        if matches!(part, Part::Stdout | Part::Stderr) {
+            for (source, _) in &mut self.background {
+                source.wake();
+            }
+        }
+    }
+
+    /// A driver opened something in a watched folder.
+    pub fn opened(&mut self, watch: i32, world: &World) {
+        if let Some(execution) = &mut self.running {
+            execution.opened(watch, world, self.key);
+        }
+    }
+
+    /// When [`Context::on_time`] is due.
+    pub fn deadline(&self) -> Option<Instant> {
+        let start = self.driver.as_ref().filter(|driver| !driver.is_ready()).map(|driver| driver.started + PATIENCE);
+        let run = self.running.as_ref().and_then(Execution::deadline);
+        [start, run].into_iter().flatten().min()
+    }
+
+    /// Does what is due.
+    pub fn on_time(&mut self, now: Instant) {
+        let Some(driver) = &self.driver else { return };
+        if let Some(execution) = &mut self.running {
+            execution.on_time(driver, now);
+        }
+        if !driver.is_ready() && driver.started + PATIENCE <= now {
+            crate::warning!("the {} driver was not ready in time", self.language.name());
+            drop(super::stop::Ladder::kill(Reason::Killed, driver.target()));
+        }
+    }
+
+    /// Moves everything that can move. True if there is more to do at once.
+    pub fn pump(&mut self, world: &mut World, mut mux: Option<&mut Mux>, buffer: &mut [u8]) -> bool {
+        let mut busy = self.listen(buffer);
+        if let Some(error) = self.driver.as_mut().and_then(|driver| driver.check_start().err()) {
+            // Its process ends now, which is where the failure is reported.
+            self.start_error = Some(error.to_string());
+        }
+        busy |= self.collect_idle(buffer);
+        if let Some(execution) = &mut self.running {
+            let mut outlet = Outlet::new(mux.as_deref_mut(), execution.stream);
+            match execution.pump(&mut outlet, buffer) {
+                State::Open => {}
+                State::Busy => busy = true,
+                State::Over => {
+                    self.retire();
+                    busy = true;
+                }
+            }
+        }
+        self.answer_idle_requests(mux.as_deref_mut());
+        self.advance(world, mux.as_deref_mut());
+        if self.is_closed() {
+            if let Some(Some(stream)) = self.closing {
+                let mut outlet = Outlet::new(mux, Some(stream));
+                outlet.event(&Event::Done { bytes: 0 });
+                outlet.close();
+            }
+            self.closing = Some(None);
+        }
+        busy
+    }
+
+    /// Reads the driver's lines.
+    fn listen(&mut self, buffer: &mut [u8]) -> bool {
+        let Some(driver) = &mut self.driver else { return false };
+        let token = self.running.as_ref().map(|execution| execution.token.as_str());
+        let Got::Bytes(n) = driver.events.read(buffer) else { return false };
+        match self.lines.push(&buffer[..n], token) {
+            Some(DriverEvent::Ready) if !driver.is_ready() => driver.ready_after = Some(driver.started.elapsed()),
+            Some(DriverEvent::Done(code)) => {
+                if let Some(execution) = &mut self.running {
+                    execution.done(code, driver);
+                }
+            }
+            _ => {}
+        }
+        true
+    }
+
+    /// Reads what no execution claims.
+    fn collect_idle(&mut self, buffer: &mut [u8]) -> bool {
+        let mut busy = false;
+        if let Some(driver) = &mut self.driver {
+            for (source, stderr) in driver.idle.iter_mut().zip([false, true]) {
+                if let Got::Bytes(n) = source.read(buffer) {
+                    self.idle.push(stderr, &buffer[..n]);
+                    busy = true;
+                }
+            }
+        }
+        let idle = &mut self.idle;
+        self.background.retain_mut(|(source, stderr)| match source.read(buffer) {
+            Got::Bytes(n) => {
+                idle.push(*stderr, &buffer[..n]);
+                busy = true;
+                true
+            }
+            Got::Nothing => true,
+            Got::End => false,
+        });
+        busy
+    }
+
+    /// An execution is over: what it left behind goes to the background.
+    fn retire(&mut self) {
+        let Some(execution) = self.running.take() else { return };
+        for (mut source, stderr) in execution.into_sources().into_iter().zip([false, true]) {
+            source.wake();
+            self.background.push_back((source, stderr));
+        }
+        while self.background.len() > MAX_BACKGROUND {
+            self.background.pop_front();
+        }
+    }
+
+    /// Starts a driver, or the next execution, if it is time.
+    fn advance(&mut self, world: &mut World, mux: Option<&mut Mux>) {
+        if self.running.is_some() || self.closing.is_some() {
+            return;
+        }
+        if self.waiting.is_empty() {
+            return;
+        }
+        let Some(driver) = &mut self.driver else {
+            match Driver::start(world, self.key, &self.state, self.language) {
+                Ok(driver) => {
+                    self.lines = Lines::default();
+                    self.driver = Some(driver);
+                }
+                Err(error) => self.fail_first(FailureCode::CannotStart, &error.to_string(), mux),
+            }
+            return;
+        };
+        if !driver.is_ready() {
+            return;
+        }
+        let Some(Waiting { stream, request, stdin, stdin_ended }) = self.waiting.pop_front() else { return };
+        // Told once, to the execution that caused the start.
+        let spawn = driver.ready_after.replace(Duration::ZERO).unwrap_or_default();
+        let id = self.next_id;
+        self.next_id += 1;
+        match Execution::begin(world, driver, self.key, id, &request, stream, spawn) {
+            Ok(mut execution) => {
+                execution.lost_before = std::mem::take(&mut self.lost);
+                let mut outlet = Outlet::new(mux, stream);
+                outlet.event(&Event::Started { pid: driver.inner_pid });
+                for bytes in stdin {
+                    execution.push_stdin(bytes, &mut outlet);
+                }
+                if stdin_ended {
+                    execution.finish_stdin();
+                }
+                self.running = Some(execution);
+            }
+            Err(error) => {
+                let mut outlet = Outlet::new(mux, stream);
+                outlet.failed(failure_code(error.errno), error.to_string());
+                outlet.close();
+            }
+        }
+    }
+
+    fn fail_first(&mut self, code: FailureCode, message: &str, mux: Option<&mut Mux>) {
+        if let Some(first) = self.waiting.pop_front() {
+            let mut outlet = Outlet::new(mux, first.stream);
+            outlet.failed(code, message);
+            outlet.close();
+        } else {
+            crate::warning!("{message}");
+        }
+    }
+
+    /// Its driver's process ended.
+    pub fn child_ended(&mut self, status: WaitStatus, world: &mut World, mux: Option<&mut Mux>, buffer: &mut [u8]) {
+        // A `done` that was written before the end counts. A pipe holds no more than the buffer, so one read takes all that
+        // the driver wrote; children may go on writing, so this must not wait for an empty pipe.
+        self.listen(buffer);
+        self.collect_idle(buffer);
+        let Some(driver) = self.driver.take() else { return };
+        let oom = driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count);
+        if let Some(cgroup) = driver.cgroup {
+            world.graveyard.bury(cgroup);
+        }
+        match &mut self.running {
+            Some(execution) => {
+                execution.died(status, oom);
+            }
+            None if driver.ready_after.is_none() => {
+                let why = self.start_error.take().unwrap_or_else(|| {
+                    let last = self.idle.stream(true).kept.pop(2000);
+                    format!("exit code {} before it was ready; {}", exit_code(status), String::from_utf8_lossy(&last))
+                });
+                let message = format!("the {} interpreter could not be started: {why}", self.language.name());
+                self.fail_first(FailureCode::CannotStart, &message, mux);
+            }
+            None => self.lost = true,
+        }
+    }
+
+    /// Sends idle output as the host's credit allows.
+    fn answer_idle_requests(&mut self, mut mux: Option<&mut Mux>) {
+        while let Some(request) = self.idle_requests.front_mut() {
+            let mut outlet = Outlet::new(mux.as_deref_mut(), Some(request.stream));
+            for (stderr, channel) in [(false, Channel::Stdout), (true, Channel::Stderr)] {
+                let stream = self.idle.stream(stderr);
+                let dropped = std::mem::take(&mut stream.dropped);
+                if dropped > 0 {
+                    outlet.event(&Event::Omitted { stderr, bytes: dropped });
+                }
+                while !stream.kept.is_empty() {
+                    let room = outlet.room(channel);
+                    if room == 0 {
+                        return;
+                    }
+                    let piece = stream.kept.pop(room);
+                    request.sent += piece.len() as u64;
+                    outlet.data(channel, &piece);
+                }
+            }
+            outlet.event(&Event::Done { bytes: request.sent });
+            outlet.close();
+            self.idle_requests.pop_front();
+        }
+    }
+}
+
+/// The end of an execution that never began.
+fn never_ran(status: Status, exit_code: i32, state_reset: bool) -> Finished {
+    Finished { status, exit_code, state_reset, spawn_us: micros(Duration::ZERO), run_us: 0 }
+}
+
+/// What an errno of the agent's own work means to the host.
+pub fn failure_code(errno: rustix::io::Errno) -> FailureCode {
+    use rustix::io::Errno;
+    match errno {
+        Errno::NOSPC | Errno::DQUOT | Errno::NOMEM => FailureCode::NoSpace,
+        Errno::AGAIN => FailureCode::CannotStart,
+        _ => FailureCode::Io,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! The files and FIFOs by which the agent and a driver meet.
+//!
+//! All of them lie in folders that only root can write to, so that user code can neither replace nor remove them. Each FIFO
+//! belongs to uid 1000 with the one right that the driver needs.
+//!
+//! ```text
+//!  D/                      one driver
+//!   ├─ control  0400       agent → driver, one line for each execution
+//!   ├─ events   0200       driver → agent
+//!   ├─ idle.out, idle.err  0200
+//!   ├─ state               link to a folder of the user's that outlives the driver
+//!   └─ <id>/               one execution
+//!       ├─ code, env       0444 regular files
+//!       ├─ out, err        0200
+//!       ├─ results         0200
+//!       └─ in              0400, only with standard input
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, mkdirat, mknodat, openat, unlinkat};
+use rustix::io::Errno;
+
+use crate::error::{During, Result};
+use crate::spawn::{GID, UID};
+
+/// Names in a driver's folder.
+const DRIVER_FILES: [&str; 5] = ["control", "events", "idle.out", "idle.err", "state"];
+/// Names in an execution's folder.
+const EXECUTION_FILES: [&str; 6] = ["code", "env", "out", "err", "results", "in"];
+
+const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+const BOTH: OFlags = OFlags::RDWR.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
+
+/// Who the files belong to; `None` where the agent itself runs as that user, in tests.
+pub type Owner = Option<(Uid, Gid)>;
+
+/// uid and gid 1000.
+pub fn user() -> Owner {
+    Some((Uid::from_raw(UID), Gid::from_raw(GID)))
+}
+
+/// A folder that was made for one purpose and goes away with it.
+#[derive(Debug)]
+pub struct Folder {
+    parent: OwnedFd,
+    name: String,
+    fd: OwnedFd,
+    files: &'static [&'static str],
+    owner: Owner,
+}
+
+impl Folder {
+    fn make(parent: BorrowedFd<'_>, name: String, files: &'static [&'static str], owner: Owner) -> Result<Self> {
+        let parent = parent.try_clone_to_owned().during("duplicate a folder's descriptor")?;
+        mkdirat(&parent, name.as_str(), Mode::from_raw_mode(0o755))
+            .during_with(|| format!("make the folder {name}"))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let fd = openat(&parent, name.as_str(), flags, Mode::empty())
+            .during_with(|| format!("open the folder {name}"))?;
+        Ok(Self { parent, name, fd, files, owner })
+    }
+
+    fn own(&self, name: &str) -> Result<()> {
+        let Some((uid, gid)) = self.owner else { return Ok(()) };
+        chownat(&self.fd, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+            .during_with(|| format!("give {name} to the user"))
+    }
+
+    fn fifo(&self, name: &str, mode: u32) -> Result<()> {
+        mknodat(&self.fd, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)
+            .during_with(|| format!("make the FIFO {name}"))?;
+        self.own(name)
+    }
+
+    fn open(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
+        openat(&self.fd, name, flags, Mode::empty()).during_with(|| format!("open {name}"))
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> Result<()> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let fd = openat(&self.fd, name, flags, Mode::from_raw_mode(0o444)).during_with(|| format!("make {name}"))?;
+        let mut rest = content;
+        while !rest.is_empty() {
+            match rustix::io::write(&fd, rest) {
+                Ok(0) => return Err(Errno::NOSPC).during_with(|| format!("write {name}")),
+                Ok(n) => rest = &rest[n..],
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).during_with(|| format!("write {name}")),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for name in self.files {
+            let _ = unlinkat(&self.fd, *name, AtFlags::empty());
+        }
+        if let Err(errno) = unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR) {
+            crate::warning!("remove the folder {}: {errno}", self.name);
+        }
+    }
+}
+
+/// D: a driver's folder, and the agent's ends of its FIFOs.
+#[derive(Debug)]
+pub struct DriverFolder {
+    /// Where the agent writes control lines. Open for both, so that the driver's opening never waits for the agent's.
+    pub control: OwnedFd,
+    /// The driver's lines. Open for both, so that it never ends.
+    pub events: OwnedFd,
+    /// Reading ends of what is printed while idle.
+    pub idle: [OwnedFd; 2],
+    /// Writing ends of the same, blocking, for the driver to start with.
+    pub idle_write: [OwnedFd; 2],
+    folder: Folder,
+}
+
+impl DriverFolder {
+    /// Makes `name` in `parent`. `state` is the place that D/state leads to.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn make(parent: BorrowedFd<'_>, name: String, owner: Owner, state: Option<&str>) -> Result<Self> {
+        let folder = Folder::make(parent, name, &DRIVER_FILES, owner)?;
+        folder.fifo("control", 0o400)?;
+        for name in ["events", "idle.out", "idle.err"] {
+            folder.fifo(name, 0o200)?;
+        }
+        if let Some(state) = state {
+            rustix::fs::symlinkat(state, &folder.fd, "state").during("link the state folder")?;
+        }
+        let idle = [folder.open("idle.out", READ)?, folder.open("idle.err", READ)?];
+        let write = OFlags::WRONLY | OFlags::CLOEXEC;
+        Ok(Self {
+            control: folder.open("control", BOTH)?,
+            events: folder.open("events", BOTH)?,
+            idle_write: [folder.open("idle.out", write)?, folder.open("idle.err", write)?],
+            idle,
+            folder,
+        })
+    }
+
+    /// Makes the folder of an execution in it.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused; `ENOSPC` if the code is too large for the place.
+    pub fn execution(&self, id: u64, code: &str, env: &[(String, String)], stdin: bool) -> Result<ExecutionFolder> {
+        let folder = Folder::make(self.folder.fd.as_fd(), id.to_string(), &EXECUTION_FILES, self.folder.owner)?;
+        folder.file("code", code.as_bytes())?;
+        let records: String = env.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
+        folder.file("env", records.as_bytes())?;
+        for name in ["out", "err", "results"] {
+            folder.fifo(name, 0o200)?;
+        }
+        let stdin = if stdin {
+            folder.fifo("in", 0o400)?;
+            // Opening for writing needs a reader or fails; so there is one until the writer is open. From then on the
+            // driver's opening succeeds at once, since there is a writer.
+            let both = folder.open("in", BOTH)?;
+            let write = folder.open("in", OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
+            drop(both);
+            Some(write)
+        } else {
+            None
+        };
+        Ok(ExecutionFolder {
+            out: folder.open("out", READ)?,
+            err: folder.open("err", READ)?,
+            results: folder.open("results", READ)?,
+            stdin,
+            folder,
+        })
+    }
+}
+
+/// E: an execution's folder, and the agent's ends of its FIFOs.
+#[derive(Debug)]
+pub struct ExecutionFolder {
+    /// Standard output.
+    pub out: OwnedFd,
+    /// Standard error.
+    pub err: OwnedFd,
+    /// Structured results.
+    pub results: OwnedFd,
+    /// Standard input. Writing before the driver opened it would fail with `EPIPE`.
+    pub stdin: Option<OwnedFd>,
+    folder: Folder,
+}
+
+impl ExecutionFolder {
+    /// The folder itself, to keep it as long as the execution lives, and the FIFOs' ends.
+    pub fn into_parts(self) -> (Folder, OwnedFd, OwnedFd, OwnedFd, Option<OwnedFd>) {
+        (self.folder, self.out, self.err, self.results, self.stdin)
+    }
+}
+
+impl AsFd for Folder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Makes a folder of the user's own in `parent`; one that exists is fine.
+///
+/// # Errors
+/// Whatever the kernel refused.
+pub fn user_folder(parent: BorrowedFd<'_>, name: &str, owner: Owner) -> Result<()> {
+    match mkdirat(parent, name, Mode::from_raw_mode(0o700)) {
+        Ok(()) => {}
+        Err(Errno::EXIST) => return Ok(()),
+        Err(errno) => return Err(errno).during_with(|| format!("make the folder {name}")),
+    }
+    let Some((uid, gid)) = owner else { return Ok(()) };
+    chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
+        .during_with(|| format!("give {name} to the user"))
+}

@@ -1,0 +1,251 @@
+//! The pieces that executions, commands and file transfers have in common: reading pipes, writing stdin, and saying things
+//! on a stream that may be gone.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use hayfork_protocol::message::{Failure, FailureCode};
+use hayfork_protocol::{Channel, Event, Mux, StreamId};
+use rustix::io::Errno;
+
+/// Bytes that may wait for the carrier before operations stop adding data. Far below the protocol's own bound, so that a
+/// slow host costs little memory.
+const MAX_WAITING: usize = 128 * 1024;
+
+/// Size of the buffer that all reading goes through, in bytes.
+pub const SCRATCH: usize = 64 * 1024;
+
+/// One operation's way to the host. Without a session, or when the operation was cancelled, everything goes nowhere.
+#[derive(Debug)]
+pub struct Outlet<'a> {
+    to: Option<(&'a mut Mux, StreamId)>,
+}
+
+impl<'a> Outlet<'a> {
+    /// An outlet on `stream` of `mux`, if there are both.
+    pub fn new(mux: Option<&'a mut Mux>, stream: Option<StreamId>) -> Self {
+        Self { to: mux.zip(stream) }
+    }
+
+    /// An outlet to nowhere.
+    pub fn nowhere() -> Self {
+        Self { to: None }
+    }
+
+    /// How many bytes [`Outlet::data`] takes now.
+    pub fn room(&self, channel: Channel) -> usize {
+        match &self.to {
+            Some((mux, _)) if mux.output().len() >= MAX_WAITING => 0,
+            Some((mux, stream)) => mux.sendable(*stream, channel).min(SCRATCH),
+            None => SCRATCH,
+        }
+    }
+
+    /// Sends bytes, at most [`Outlet::room`].
+    pub fn data(&mut self, channel: Channel, bytes: &[u8]) {
+        if let Some((mux, stream)) = &mut self.to {
+            let sent = mux.data(*stream, channel, bytes);
+            debug_assert_eq!(sent, bytes.len());
+        }
+    }
+
+    /// Reports an event.
+    pub fn event(&mut self, event: &Event) {
+        if let Some((mux, stream)) = &mut self.to {
+            if let Err(error) = mux.event(*stream, event) {
+                crate::warning!("report on stream {}: {error}", stream.0);
+            }
+        }
+    }
+
+    /// Reports a failure.
+    pub fn failed(&mut self, code: FailureCode, message: impl Into<String>) {
+        self.event(&Event::Failed(Failure { code, message: message.into() }));
+    }
+
+    /// Ends a channel.
+    pub fn eof(&mut self, channel: Channel) {
+        if let Some((mux, stream)) = &mut self.to {
+            mux.eof(*stream, channel);
+        }
+    }
+
+    /// Reports received bytes as dealt with.
+    pub fn consumed(&mut self, channel: Channel, bytes: usize) {
+        if let Some((mux, stream)) = &mut self.to {
+            mux.consumed(*stream, channel, bytes);
+        }
+    }
+
+    /// Ends the stream.
+    pub fn close(&mut self) {
+        if let Some((mux, stream)) = self.to.take() {
+            mux.close(stream);
+        }
+    }
+}
+
+/// What a read brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Got {
+    /// That many bytes.
+    Bytes(usize),
+    /// Nothing now; an event will tell.
+    Nothing,
+    /// No writer has it open, or an error, which comes to the same.
+    End,
+}
+
+/// The reading end of a pipe, FIFO or socket, with the memory that edge-triggered epoll asks for.
+#[derive(Debug)]
+pub struct Source {
+    fd: OwnedFd,
+    readable: bool,
+}
+
+impl Source {
+    /// Takes a non-blocking descriptor.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd, readable: true }
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// An event said that reading may bring something.
+    pub fn wake(&mut self) {
+        self.readable = true;
+    }
+
+    /// Reading brought nothing; an event will tell.
+    pub fn rest(&mut self) {
+        self.readable = false;
+    }
+
+    /// Whether reading may bring something without a new event.
+    pub fn is_readable(&self) -> bool {
+        self.readable
+    }
+
+    /// Bytes in the pipe now.
+    pub fn waiting(&self) -> usize {
+        rustix::io::ioctl_fionread(&self.fd).map_or(0, |n| usize::try_from(n).unwrap_or(0))
+    }
+
+    /// Reads what is there.
+    pub fn read(&mut self, buffer: &mut [u8]) -> Got {
+        if !self.readable {
+            return Got::Nothing;
+        }
+        match rustix::io::read(&self.fd, buffer) {
+            Ok(0) => {
+                self.readable = false;
+                Got::End
+            }
+            Ok(n) => Got::Bytes(n),
+            Err(Errno::INTR) => Got::Nothing,
+            Err(Errno::AGAIN) => {
+                self.readable = false;
+                Got::Nothing
+            }
+            Err(_) => {
+                self.readable = false;
+                Got::End
+            }
+        }
+    }
+}
+
+/// Bytes on their way into a descriptor, in order, and the end behind them.
+///
+/// What waits here is bounded by the credit of its channel: bytes are reported as consumed only when the kernel took them.
+#[derive(Debug)]
+pub struct Sink {
+    fd: Option<OwnedFd>,
+    waiting: VecDeque<Vec<u8>>,
+    /// Bytes of the first piece that are written.
+    written: usize,
+    end: bool,
+    writable: bool,
+    /// Nothing may be done with the descriptor yet, not even closing it.
+    asleep: bool,
+}
+
+impl Sink {
+    /// Takes a non-blocking descriptor. An `asleep` one is left alone until the first [`Sink::wake`].
+    pub fn new(fd: OwnedFd, asleep: bool) -> Self {
+        Self { fd: Some(fd), waiting: VecDeque::new(), written: 0, end: false, writable: true, asleep }
+    }
+
+    /// The descriptor, while somebody may read from it.
+    pub fn fd(&self) -> Option<&OwnedFd> {
+        self.fd.as_ref()
+    }
+
+    /// Adds bytes.
+    pub fn push(&mut self, bytes: Vec<u8>) {
+        self.waiting.push_back(bytes);
+    }
+
+    /// Nothing follows.
+    pub fn finish(&mut self) {
+        self.end = true;
+    }
+
+    /// An event said that writing may succeed.
+    pub fn wake(&mut self) {
+        self.writable = true;
+        self.asleep = false;
+    }
+
+    /// Whether nobody reads any more.
+    pub fn is_closed(&self) -> bool {
+        self.fd.is_none()
+    }
+
+    /// Writes what the kernel takes and returns how many bytes were dealt with. After the last byte, or when nobody reads
+    /// any more, the descriptor is closed; bytes for a closed one count as dealt with.
+    pub fn pump(&mut self) -> usize {
+        let mut dealt_with = 0;
+        if self.asleep {
+            return 0;
+        }
+        while let Some(piece) = self.waiting.front() {
+            let rest = &piece[self.written..];
+            let Some(fd) = &self.fd else {
+                dealt_with += rest.len();
+                self.next_piece();
+                continue;
+            };
+            if !self.writable {
+                return dealt_with;
+            }
+            match rustix::io::write(fd, rest) {
+                Ok(n) => {
+                    dealt_with += n;
+                    self.written += n;
+                    if self.written == piece.len() {
+                        self.next_piece();
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.writable = false,
+                Err(_) => self.fd = None,
+            }
+        }
+        if self.end {
+            self.fd = None;
+        }
+        dealt_with
+    }
+
+    fn next_piece(&mut self) {
+        self.waiting.pop_front();
+        self.written = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! The conversation with the host: handshake, frames, and starting over.
+//!
+//! ```text
+//!            host's preamble               host gone, new host, or a frame that is none
+//!  Searching ───────────────► Talking(Mux) ───────────────────────────────────────────► Searching
+//! ```
+//! [`Session::next`] hands out one event at a time, so that what belongs to an old session is dealt with before anything of
+//! a new one is even decoded. A preamble that arrives while talking is no frame, so it ends the session; the search then
+//! begins with the bytes of that header, and the new session starts without a retry by the host.
+
+use hayfork_protocol::frame::HEADER;
+use hayfork_protocol::handshake::{GuestPreamble, choose_version};
+use hayfork_protocol::{GuestHello, HostHello, Incoming, Mux, Role};
+
+use crate::carrier::{Carrier, Input, Presence};
+use crate::error::Result;
+use crate::poller::{Poller, Ready};
+
+/// Bytes read from the carrier at a time.
+const CHUNK: usize = 64 * 1024;
+
+/// What the host did.
+#[derive(Debug)]
+pub enum SessionEvent {
+    /// A handshake succeeded; all streams begin anew.
+    Began(HostHello),
+    /// The session is over and nothing can be said on its streams any more.
+    Ended,
+    /// Something on the session's streams.
+    Incoming(Incoming),
+}
+
+#[derive(Debug)]
+enum Phase {
+    Searching(GuestPreamble),
+    Talking(Mux),
+}
+
+/// The agent's end of the conversation.
+#[derive(Debug)]
+pub struct Session {
+    carrier: Carrier,
+    phase: Phase,
+    inbox: Vec<u8>,
+    /// The part of `inbox` that is not decoded yet.
+    unread: std::ops::Range<usize>,
+    readable: bool,
+    writable: bool,
+    /// A handshake's answer that the carrier has not taken yet; comes before the mux's output.
+    answer: Vec<u8>,
+    /// The carrier reported a change that has to be told first.
+    ended: bool,
+    present: bool,
+}
+
+impl Session {
+    /// A conversation that waits for a host.
+    pub fn new(carrier: Carrier) -> Self {
+        Self {
+            carrier,
+            phase: Phase::Searching(GuestPreamble::new()),
+            inbox: vec![0; CHUNK],
+            unread: 0..0,
+            readable: true,
+            writable: true,
+            answer: Vec::new(),
+            ended: false,
+            present: false,
+        }
+    }
+
+    /// The streams, while there is a session.
+    pub fn mux(&mut self) -> Option<&mut Mux> {
+        match &mut self.phase {
+            Phase::Talking(mux) => Some(mux),
+            Phase::Searching(_) => None,
+        }
+    }
+
+    /// Whether a host holds the other end, as far as the carrier knows.
+    pub fn host_present(&self) -> bool {
+        self.present
+    }
+
+    /// Takes note of an event on the carrier's descriptors.
+    ///
+    /// # Errors
+    /// The carrier failed for good.
+    pub fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<()> {
+        self.readable |= ready.readable;
+        self.writable |= ready.writable;
+        match self.carrier.ready(ready, poller)? {
+            Presence::Unchanged => {}
+            Presence::Gone => {
+                self.present = false;
+                self.end();
+            }
+            Presence::Replaced => {
+                self.present = true;
+                self.readable = true;
+                self.writable = true;
+                self.end();
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops everything of the current session.
+    fn end(&mut self) {
+        self.ended |= matches!(self.phase, Phase::Talking(_));
+        self.phase = Phase::Searching(GuestPreamble::new());
+        self.unread = 0..0;
+        self.answer.clear();
+    }
+
+    /// The next thing that the host did, or `None` when nothing more is there or `budget` bytes were read.
+    pub fn next(&mut self, budget: &mut usize) -> Option<SessionEvent> {
+        loop {
+            if std::mem::take(&mut self.ended) {
+                return Some(SessionEvent::Ended);
+            }
+            if self.unread.is_empty() && !self.refill(budget) {
+                // The end of the stream may just have been found.
+                if self.ended {
+                    continue;
+                }
+                return None;
+            }
+            let start = self.unread.start;
+            let mut input = &self.inbox[self.unread.clone()];
+            let event = match &mut self.phase {
+                Phase::Searching(preamble) => preamble.receive(&mut input).map(Err),
+                Phase::Talking(mux) => match mux.receive(&mut input) {
+                    Ok(incoming) => incoming.map(Ok),
+                    Err(error) => {
+                        crate::warning!("the host broke the protocol: {error}");
+                        let rest = self.unread.end - input.len();
+                        let again = rest.saturating_sub(HEADER).max(start)..self.unread.end;
+                        self.end();
+                        self.unread = again;
+                        continue;
+                    }
+                },
+            };
+            self.unread.start = self.unread.end - input.len();
+            match event {
+                Some(Ok(incoming)) => return Some(SessionEvent::Incoming(incoming)),
+                Some(Err((nonce, hello))) => {
+                    self.present = true;
+                    let answer = guest_hello(&hello);
+                    let agreed = answer.version != 0;
+                    self.answer = GuestPreamble::answer(&nonce, &answer);
+                    if agreed {
+                        self.phase = Phase::Talking(Mux::new(Role::Guest));
+                        return Some(SessionEvent::Began(hello));
+                    }
+                    crate::warning!("the host speaks versions {} to {}, none of ours", hello.min_version, hello.version);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Reads from the carrier; false if nothing came.
+    fn refill(&mut self, budget: &mut usize) -> bool {
+        if !self.readable || *budget == 0 {
+            return false;
+        }
+        let want = CHUNK.min(*budget);
+        match self.carrier.read(&mut self.inbox[..want]) {
+            Input::Bytes(n) => {
+                *budget -= n;
+                self.unread = 0..n;
+                true
+            }
+            Input::Nothing => {
+                self.readable = false;
+                false
+            }
+            Input::Closed => {
+                self.readable = false;
+                self.present = false;
+                self.carrier.hang_up();
+                self.end();
+                false
+            }
+        }
+    }
+
+    /// Whether [`Session::next`] may have more without a new event.
+    pub fn may_have_more(&self) -> bool {
+        self.readable || self.ended || !self.unread.is_empty()
+    }
+
+    /// Gives the carrier what it takes.
+    pub fn flush(&mut self) {
+        while self.writable && !self.answer.is_empty() {
+            match self.carrier.write(&self.answer) {
+                Some(n) => drop(self.answer.drain(..n)),
+                None => self.writable = false,
+            }
+        }
+        let Phase::Talking(mux) = &mut self.phase else { return };
+        while self.writable && !mux.output().is_empty() {
+            match self.carrier.write(mux.output()) {
+                Some(n) => mux.advance(n),
+                None => self.writable = false,
+            }
+        }
+    }
+
+    /// Whether everything said so far is with the carrier.
+    pub fn is_flushed(&self) -> bool {
+        let waiting = match &self.phase {
+            Phase::Talking(mux) => mux.output().len(),
+            Phase::Searching(_) => 0,
+        };
+        waiting == 0 && self.answer.is_empty()
+    }
+}
+
+fn guest_hello(host: &HostHello) -> GuestHello {
+    GuestHello {
+        version: choose_version(host),
+        agent: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_ns: crate::clock::uptime_ns(),
+        languages: crate::languages::available().iter().map(|l| l.name().to_owned()).collect(),
+        memory_bytes: crate::boot::budget::Budget::of_this_machine().map_or(0, |budget| budget.total),
+    }
+}
