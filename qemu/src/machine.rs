@@ -267,10 +267,11 @@ fn parse_rollup(rollup: &str) -> Option<HostMemory> {
         let line = rollup.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
         Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
     };
-    let private = bytes("Private_Clean")? + bytes("Private_Dirty")?;
-    let shared = bytes("Shared_Clean")? + bytes("Shared_Dirty")?;
+    let clean = bytes("Private_Clean")? + bytes("Shared_Clean")?;
+    let dirty = bytes("Private_Dirty")? + bytes("Shared_Dirty")?;
     let guest = bytes("Pss_Shmem")?;
-    Some(HostMemory { overhead: private.saturating_sub(guest), guest, shared })
+    // Pages of guest memory that were only read count as clean; they are few.
+    Some(HostMemory { overhead: dirty.saturating_sub(guest), guest, cached: clean })
 }
 
 /// Says what failed.

@@ -115,12 +115,14 @@ pub trait Backend: Send + Sync {
 /// Host memory of one machine, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
-    /// What only this machine's process uses, without guest RAM: the cost of having one more machine.
+    /// What only this machine's process has and the host cannot get back without swapping, without guest RAM: the cost
+    /// of having one more machine.
     pub overhead: u64,
     /// Guest RAM that the guest has touched so far.
     pub guest: u64,
-    /// Pages shared with other processes (program text, images in the page cache).
-    pub shared: u64,
+    /// Unchanged pages of programs and images: the page cache, shared with all who use the same files, and given back
+    /// when memory is short.
+    pub cached: u64,
 }
 
 /// One running guest. Dropping it kills the guest and waits until it is gone.

@@ -35,7 +35,7 @@ fn ends_are_told_apart() {
 }
 
 #[test]
-fn guest_memory_is_taken_out_of_the_private_memory() {
+fn guest_memory_is_taken_out_of_what_qemu_has() {
     let rollup = "\
 55d0c0000000-7ffd3b5f6000 ---p 00000000 00:00 0                          [rollup]
 Rss:              142000 kB
@@ -50,7 +50,7 @@ Private_Clean:     12000 kB
 Private_Dirty:    100000 kB
 ";
     let memory = parse_rollup(rollup).unwrap();
-    assert_eq!(memory, HostMemory { overhead: 42_000 << 10, guest: 70_000 << 10, shared: 30_000 << 10 });
+    assert_eq!(memory, HostMemory { overhead: 30_000 << 10, guest: 70_000 << 10, cached: 42_000 << 10 });
     assert_eq!(parse_rollup(""), None);
     assert_eq!(parse_rollup(&rollup.replace("Pss_Shmem", "Pss_Other")), None);
 }

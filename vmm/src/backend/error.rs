@@ -75,7 +75,7 @@ pub enum BackendError {
         source: io::Error,
     },
     /// The guest kernel panicked.
-    #[error("the guest kernel panicked{}", tail(console_tail))]
+    #[error("the guest kernel panicked{}", panic_message(console_tail))]
     KernelPanic {
         /// The newest console output.
         console_tail: String,
@@ -206,9 +206,29 @@ fn tail(output: &str) -> String {
     format!("; its last output was:\n{}", lines[lines.len().saturating_sub(LINES)..].join("\n"))
 }
 
+/// The kernel's own line about its panic: after it, the kernel prints the registers and the stack, which tell little to
+/// anybody who did not write it. Without such a line, the last output.
+fn panic_message(console: &str) -> String {
+    const MARK: &str = "Kernel panic - not syncing: ";
+    // The last one: what came before may be the text of a guest that wants to be misread.
+    match console.lines().rev().find_map(|line| Some(line.split_once(MARK)?.1.trim())) {
+        Some(message) => format!(": {}", message.chars().take(200).collect::<String>()),
+        None => tail(console),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::tail;
+    use super::{panic_message, tail};
+
+    #[test]
+    fn a_panic_is_named_by_the_kernel_s_own_line() {
+        let console = "[    0.9] VFS: Cannot open root\n[    0.94] Kernel panic - not syncing: VFS: Unable to mount root fs\r\n\
+                       [    0.95] CPU: 0 UID: 0 PID: 1\n[    0.96] Call Trace:\n";
+        assert_eq!(panic_message(console), ": VFS: Unable to mount root fs");
+        assert_eq!(panic_message("something else\n"), "; its last output was:\nsomething else");
+        assert!(panic_message(&format!("Kernel panic - not syncing: {}", "x".repeat(1000))).len() < 210);
+    }
 
     #[test]
     fn the_tail_in_a_message_is_short_and_cut_at_a_character() {

@@ -1,0 +1,271 @@
+//! What running guests leaves on the host: nothing, however this process ends.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use hayfork_qemu::{Qemu, QemuOptions};
+use hayfork_vmm::backend::{Backend, ExitKind, MIN_MEMORY_MIB};
+use support::{BOOT_TIME, Client, is_alive, launch, spec, tcg, wait_until};
+
+/// Set in the copy of a test that plays the program which is killed.
+const ROLE: &str = "HAYFORK_TEST_ROLE";
+
+/// This test program again, running only `test`, as the one that is killed; and the QEMU it has started.
+fn victim(test: &str) -> (std::process::Child, u32) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(ROLE, "victim")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let pid = output
+        .lines()
+        .map_while(Result::ok)
+        .find_map(|line| line.split_once("QEMU is ")?.1.trim().parse().ok())
+        .expect("the victim says its QEMU's process id");
+    (child, pid)
+}
+
+/// What the victim does: starts a guest, says its process, waits to be killed.
+fn play_victim(until_up: bool) -> ! {
+    let mut machine = launch(&spec("serve"));
+    let client = until_up.then(|| Client::connect(&mut *machine));
+    println!("\nQEMU is {}", machine.process_id().unwrap());
+    std::thread::sleep(Duration::from_secs(120));
+    drop((client, machine));
+    panic!("nobody killed the victim");
+}
+
+fn sigkill(child: &mut std::process::Child) -> Instant {
+    child.kill().unwrap();
+    let start = Instant::now();
+    child.wait().unwrap();
+    start
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn sigkill_of_this_process_leaves_no_qemu() {
+    const TEST: &str = "sigkill_of_this_process_leaves_no_qemu";
+    if std::env::var_os(ROLE).is_some() {
+        play_victim(true);
+    }
+    let (mut child, pid) = victim(TEST);
+    assert!(is_alive(pid));
+    let start = sigkill(&mut child);
+    wait_until(Duration::from_secs(1), "the end of QEMU", || !is_alive(pid));
+    println!("QEMU was gone {:?} after SIGKILL", start.elapsed());
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn sigkill_while_booting_leaves_no_qemu() {
+    const TEST: &str = "sigkill_while_booting_leaves_no_qemu";
+    if std::env::var_os(ROLE).is_some() {
+        play_victim(false);
+    }
+    let (mut child, pid) = victim(TEST);
+    sigkill(&mut child);
+    wait_until(Duration::from_secs(1), "the end of QEMU", || !is_alive(pid));
+}
+
+/// PR_SET_PDEATHSIG means the thread that forked, so a guest launched by a worker thread must not die with that.
+#[test]
+#[ignore = "needs the image set"]
+fn the_end_of_the_launching_thread_is_nothing_to_the_guest() {
+    let mut machine = std::thread::spawn(|| launch(&spec("serve"))).join().unwrap();
+    let mut client = Client::connect(&mut *machine);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(client.text("ping still here"), "still here");
+    assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
+}
+
+/// The second line of defence, which works across anything that keeps QEMU alive: the guest itself.
+#[test]
+#[ignore = "needs the image set"]
+fn closing_the_channel_ends_the_guest_after_its_linger_time() {
+    let mut spec = spec("serve");
+    spec.linger = Duration::from_secs(1);
+    let mut machine = launch(&spec);
+    let client = Client::connect(&mut *machine);
+    let start = Instant::now();
+    drop(client);
+    let report = machine.wait(Some(BOOT_TIME)).expect("the guest powers off");
+    assert_eq!(report.kind, ExitKind::PowerOff, "{report:?}");
+    assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
+    assert!(report.console_tail.contains("the host is gone"), "{report:?}");
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn qemu_has_nothing_of_this_process_and_few_rights() {
+    // Something that would be inherited if nothing were done about it.
+    let leak = fs::File::open("/etc/hostname").unwrap();
+    rustix::io::fcntl_setfd(&leak, rustix::io::FdFlags::empty()).unwrap();
+    let mut machine = launch(&spec("serve"));
+    let _client = Client::connect(&mut *machine);
+    let proc = format!("/proc/{}", machine.process_id().unwrap());
+
+    let environment = fs::read(format!("{proc}/environ")).unwrap();
+    assert!(environment.is_empty(), "{}", String::from_utf8_lossy(&environment));
+    assert_eq!(fs::read_link(format!("{proc}/cwd")).unwrap(), Path::new("/"));
+    let status = fs::read_to_string(format!("{proc}/status")).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(field("Seccomp:"), "2", "a filter is on");
+    let limits = fs::read_to_string(format!("{proc}/limits")).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+
+    let open: Vec<String> = fs::read_dir(format!("{proc}/fd"))
+        .unwrap()
+        .map(|entry| fs::read_link(entry.unwrap().path()).unwrap().display().to_string())
+        .collect();
+    assert!(!open.iter().any(|file| file == "/etc/hostname"), "{open:?}");
+    // Guest memory has no name in a file system.
+    assert!(open.iter().any(|file| file.starts_with("/memfd:hayfork-ram")), "{open:?}");
+    let own = [spec("serve").kernel, spec("serve").initramfs, "/dev/null".into()];
+    for file in open.iter().filter(|file| file.starts_with('/') && !file.starts_with("/memfd:")) {
+        let file = fs::canonicalize(file).unwrap();
+        assert!(own.iter().any(|own| fs::canonicalize(own).unwrap() == file), "{file:?} in {open:?}");
+    }
+}
+
+fn count(folder: &str) -> usize {
+    fs::read_dir(folder).unwrap().count()
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn machines_leave_no_descriptor_thread_or_child_behind() {
+    // The first makes the spawner thread, which stays.
+    let backend = tcg();
+    drop(backend.launch(&spec("serve")).unwrap());
+    let (descriptors, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
+    for round in 0..6 {
+        let mut machine = backend.launch(&spec("serve")).unwrap();
+        let pid = machine.process_id().unwrap();
+        if round % 2 == 0 {
+            machine.kill().unwrap();
+        }
+        drop(machine);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "its status was collected");
+    }
+    // A launch that fails leaves nothing either.
+    let mut bad = spec("serve");
+    bad.root_image = Some("/nonexistent/root.erofs".into());
+    assert_eq!(backend.launch(&bad).err().unwrap().code(), "image_unreadable");
+    assert_eq!((count("/proc/self/fd"), count("/proc/self/task")), (descriptors, threads));
+    let children = fs::read_to_string(format!("/proc/self/task/{0}/children", std::process::id())).unwrap();
+    assert_eq!(children.trim(), "");
+}
+
+/// In a fork of this process the handle must neither kill the parent's guest nor wait for threads that are not there.
+#[test]
+#[ignore = "needs the image set"]
+#[allow(unsafe_code)]
+fn a_fork_leaves_the_parent_s_guest_alone() {
+    let mut machine = launch(&spec("serve"));
+    let mut client = Client::connect(&mut *machine);
+    // SAFETY: the child calls code that takes no lock another thread may hold here, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = machine.kill().err().is_some_and(|error| error.code() == "forked_process");
+        drop(machine);
+        // SAFETY: _exit does not return.
+        unsafe { libc::_exit(if refused { 7 } else { 8 }) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is a valid place to write to, and the child is ours.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status), "{status}");
+    assert_eq!(libc::WEXITSTATUS(status), 7);
+    assert_eq!(client.text("ping alive"), "alive");
+    assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
+}
+
+/// Other code in the program may collect every child, or ignore SIGCHLD: then the status is unknown, and nothing hangs.
+#[test]
+#[ignore = "needs the image set"]
+#[allow(unsafe_code)]
+fn a_status_that_somebody_else_collects_is_unknown_and_no_more() {
+    // SAFETY: no handler is installed, the signal is ignored. Nextest gives each test a process of its own.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    let mut machine = launch(&spec("serve"));
+    let _client = Client::connect(&mut *machine);
+    let report = machine.kill().unwrap();
+    assert_eq!(report.kind, ExitKind::Killed);
+    let machine = launch(&spec("power-off"));
+    let report = machine.wait(Some(BOOT_TIME)).expect("the guest powers off");
+    assert_eq!(report.kind, ExitKind::PowerOff, "{report:?}");
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn bad_specs_and_missing_images_are_named_before_anything_starts() {
+    let error = |change: fn(&mut hayfork_vmm::backend::MachineSpec)| {
+        let mut spec = spec("serve");
+        change(&mut spec);
+        tcg().launch(&spec).err().expect("the launch fails")
+    };
+    let small = error(|spec| spec.memory_mib = 1);
+    assert_eq!(small.code(), "memory_too_small");
+    assert!(small.to_string().contains(&MIN_MEMORY_MIB.to_string()));
+    assert_eq!(error(|spec| spec.vcpus = 0).code(), "bad_machine_spec");
+    for missing in [
+        error(|spec| spec.kernel = "/nonexistent/vmlinux".into()),
+        error(|spec| spec.initramfs = "/nonexistent/initramfs".into()),
+        error(|spec| spec.root_image = Some("/nonexistent/root".into())),
+    ] {
+        assert_eq!(missing.code(), "image_unreadable");
+        assert!(missing.to_string().contains("/nonexistent/"), "{missing}");
+    }
+    assert_eq!(error(|spec| spec.kernel = spec.initramfs.clone()).code(), "image_unreadable");
+}
+
+/// The check finds what is here, and chooses no /dev/kvm that only looks like one.
+#[test]
+#[ignore = "needs the image set"]
+fn the_check_says_what_machines_will_run_on() {
+    let capabilities = Qemu::new(QemuOptions::default()).check().unwrap();
+    println!("{capabilities:?}");
+    assert!(capabilities.description.starts_with("QEMU "));
+    let hardware = hayfork_qemu::hypervisor().is_hardware();
+    assert_eq!(capabilities.accelerator == hayfork_vmm::backend::Accelerator::Kvm, hardware);
+    assert_eq!(capabilities.notes.is_empty(), hardware);
+}
+
+/// Launching must not need anything from a file system but the images.
+#[test]
+#[ignore = "needs the image set"]
+fn nothing_is_written_to_the_temporary_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    if std::env::var_os(ROLE).is_none() {
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "nothing_is_written_to_the_temporary_folder", "--ignored"])
+            .env(ROLE, "inner")
+            .env("TMPDIR", folder.path())
+            .stdout(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success());
+        // The inner test has removed its own folder.
+        assert_eq!(count(folder.path().to_str().unwrap()), 0);
+        return;
+    }
+    let changed = fs::metadata(std::env::temp_dir()).unwrap().mtime_nsec();
+    let mut machine = launch(&spec("serve"));
+    let _client = Client::connect(&mut *machine);
+    assert_eq!(fs::metadata(std::env::temp_dir()).unwrap().mtime_nsec(), changed);
+}

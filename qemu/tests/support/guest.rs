@@ -1,0 +1,179 @@
+//! The test guest's /init: does what the kernel parameter `test=` says. Compiled by the tests for the musl target, so
+//! it uses the standard library only.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use std::ffi::{CString, c_char, c_int, c_short, c_ulong, c_void};
+
+unsafe extern "C" {
+    fn mount(source: *const c_char, target: *const c_char, kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int;
+    fn reboot(how: c_int) -> c_int;
+    fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
+}
+
+#[repr(C)]
+struct Poll {
+    fd: c_int,
+    events: c_short,
+    revents: c_short,
+}
+
+fn main() {
+    for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        let _ = fs::create_dir(target);
+        let text = |text: &str| CString::new(text).unwrap();
+        let (source, target, kind) = (text(kind), text(target), text(kind));
+        unsafe { mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), 0, std::ptr::null()) };
+    }
+    let cmdline = fs::read_to_string("/proc/cmdline").unwrap();
+    let parameter = |name: &str| cmdline.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let linger = parameter("hayfork.linger").unwrap().parse().unwrap();
+    match parameter("test").unwrap() {
+        "power-off" => power_off(),
+        "die" => console("about to die\n"),
+        "silent" => {
+            console("waiting for ever\n");
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+        "flood" => {
+            for line in 0..3000 {
+                console(&format!("line {line} of the flood\n"));
+            }
+            console("the flood is over\n");
+            power_off();
+        }
+        "escape" => {
+            console("\x1b]0;owned\x07harmless\n");
+            power_off();
+        }
+        "serve" => serve(Duration::from_secs(linger)),
+        other => console(&format!("unknown test {other}\n")),
+    }
+}
+
+fn console(text: &str) {
+    let mut console = OpenOptions::new().write(true).open("/dev/console").unwrap();
+    console.write_all(text.as_bytes()).unwrap();
+}
+
+fn power_off() {
+    unsafe { reboot(0x0123_4567) };
+}
+
+/// Answers requests of one line each until the host's end has been closed for the linger time.
+fn serve(linger: Duration) {
+    let mut port = open_port();
+    let mut gone_since: Option<Instant> = None;
+    let mut request = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = port.read(&mut buffer).unwrap_or(0);
+        if count == 0 {
+            let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
+            unsafe { poll(&mut fds, 1, 50) };
+            if fds.revents & 0x10 == 0 {
+                gone_since = None;
+                continue;
+            }
+            let since = *gone_since.get_or_insert_with(Instant::now);
+            if since.elapsed() >= linger {
+                console("the host is gone\n");
+                power_off();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        request.extend_from_slice(&buffer[..count]);
+        while let Some(end) = request.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = request.drain(..=end).collect();
+            answer(&mut port, String::from_utf8_lossy(&line).trim(), &mut request);
+        }
+    }
+}
+
+/// The port called org.hayfork.agent, non-blocking. On a port that the host has open, reads of nothing give EAGAIN.
+fn open_port() -> File {
+    use std::os::unix::fs::OpenOptionsExt;
+    for port in fs::read_dir("/sys/class/virtio-ports").unwrap() {
+        let port = port.unwrap();
+        if fs::read_to_string(port.path().join("name")).unwrap().trim() == "org.hayfork.agent" {
+            let path = format!("/dev/{}", port.file_name().to_str().unwrap());
+            const O_NONBLOCK: i32 = 0o4000;
+            return OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(path).unwrap();
+        }
+    }
+    panic!("there is no port for the agent");
+}
+
+/// Writes it all, waiting where the port is full.
+fn send(port: &mut File, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match port.write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(_) => {
+                let mut fds = Poll { fd: port.as_raw_fd(), events: 4, revents: 0 };
+                unsafe { poll(&mut fds, 1, 1000) };
+            }
+        }
+    }
+}
+
+/// One request, one answer: a line with a length, then so many bytes.
+fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
+    let (verb, argument) = request.split_once(' ').unwrap_or((request, ""));
+    let result: Result<Vec<u8>, String> = match verb {
+        "ping" => Ok(argument.as_bytes().to_vec()),
+        "read" => fs::read(argument).map_err(|error| error.to_string()),
+        "list" => fs::read_dir(argument).map_err(|error| error.to_string()).map(|entries| {
+            let mut names: Vec<String> =
+                entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            names.sort();
+            names.join(" ").into_bytes()
+        }),
+        "write" => OpenOptions::new()
+            .write(true)
+            .open(argument)
+            .and_then(|mut file| file.write_all(&[0x55; 4096]).and_then(|()| file.sync_all()))
+            .map(|()| b"written".to_vec())
+            .map_err(|error| error.to_string()),
+        // Sends so many bytes of a pattern.
+        "get" => Ok((0..argument.parse::<u32>().unwrap()).map(|at| (at % 251) as u8).collect()),
+        // Takes so many bytes and says their sum.
+        "put" => {
+            let count: usize = argument.parse().unwrap();
+            let mut buffer = [0; 65536];
+            while rest.len() < count {
+                match port.read(&mut buffer) {
+                    Ok(read @ 1..) => rest.extend_from_slice(&buffer[..read]),
+                    _ => {
+                        let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
+                        unsafe { poll(&mut fds, 1, 1000) };
+                    }
+                }
+            }
+            let sum: u64 = rest.drain(..count).map(u64::from).sum();
+            Ok(sum.to_string().into_bytes())
+        }
+        // Touches so many MiB.
+        "touch" => {
+            let memory = vec![1u8; argument.parse::<usize>().unwrap() << 20];
+            Ok(memory.iter().step_by(4096).map(|&byte| u64::from(byte)).sum::<u64>().to_string().into_bytes())
+        }
+        "clock" => {
+            // How long the guest takes for what the host measures too.
+            let start = Instant::now();
+            std::thread::sleep(Duration::from_millis(argument.parse().unwrap()));
+            Ok(start.elapsed().as_micros().to_string().into_bytes())
+        }
+        _ => Err(format!("unknown request {request:?}")),
+    };
+    let (mark, bytes) = match result {
+        Ok(bytes) => ("ok", bytes),
+        Err(error) => ("error", error.into_bytes()),
+    };
+    send(port, format!("{mark} {}\n", bytes.len()).as_bytes());
+    send(port, &bytes);
+}
