@@ -43,12 +43,14 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     // Before everything else: whatever QEMU parses later runs with few system calls left to it.
     all.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     // No ACPI: only then does QEMU tell the kernel by its command line where the devices are. No option ROMs: qboot
-    // starts the kernel itself. The clock chip gives the guest its date. The timer chip is what the kernel calibrates
-    // the others by; without it a translated guest hangs.
+    // starts the kernel itself. The clock chip gives the guest its date.
+    let timers = if needs_timer_chip(engine) { "on" } else { "off" };
     all.option(
         "-machine",
-        "microvm,acpi=off,pic=on,pit=on,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,usb=off,graphics=off,\
-         mem-merge=off,dump-guest-core=off,memory-backend=ram",
+        &format!(
+            "microvm,acpi=off,pic={timers},pit={timers},rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,\
+             usb=off,graphics=off,mem-merge=off,dump-guest-core=off,memory-backend=ram"
+        ),
     );
     if engine.accelerator == Accelerator::Tcg {
         all.option("-accel", &format!("tcg,tb-size={}", engine.translation_buffer_mib));
@@ -89,22 +91,32 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     all.0
 }
 
-/// The processor that is translated.
-const TCG_CPU: &str = "max";
+/// The processor that is translated: everything that the translator can do, but for one promise. A kernel that is told
+/// that string instructions are fast clears and copies memory by them, and the translator does those byte by byte.
+const TCG_CPU: &str = "max,erms=off";
 
-/// The kernel's parameters; QEMU appends one `virtio_mmio.device=` for each device.
+/// Whether the kernel must find out the frequency of its clocks, which it does by the old timer chip. A translated guest
+/// is told instead; by the chip it would often get it wrong, being too slow, and keep time by counting interrupts.
+fn needs_timer_chip(engine: Engine) -> bool {
+    engine.accelerator != Accelerator::Tcg || engine.tsc_khz.is_none()
+}
+
+/// The kernel's parameters; QEMU appends one `virtio_mmio.device=` for each device. What they mean is documented where
+/// the kernel is configured (crate `hayfork-guest-kernel`, `cmdline`).
 fn kernel_command_line(spec: &MachineSpec, engine: Engine) -> String {
     // A panic resets the machine at once, a reset is by triple fault (there is no keyboard controller), and either ends
     // QEMU (-no-reboot).
-    let mut line = String::from("console=ttyS0 panic=-1 reboot=t ");
-    if engine.accelerator == Accelerator::Tcg {
-        // The translator delivers timer interrupts too irregularly for the kernel's check of them.
-        line.push_str("no_timer_check ");
-        if let Some(khz) = engine.tsc_khz {
-            // See `host_clock`. "reliable": there is nothing in this machine to check the counter against.
+    let mut line = String::from("console=ttyS0 panic=-1 reboot=t noreplace-smp ");
+    match engine.tsc_khz {
+        // See `host_clock`. QEMU's local APIC timer counts nanoseconds. "reliable": there is nothing in this machine to
+        // check the counter against.
+        Some(khz) if !needs_timer_chip(engine) => {
             // Writing to a String cannot fail.
-            let _ = write!(line, "tsc_early_khz={khz} tsc=reliable ");
+            let _ = write!(line, "tsc_early_khz={khz} tsc=reliable lapic_timer_khz=1000000 ");
         }
+        // The translator delivers timer interrupts too irregularly for the kernel's check of them.
+        _ if engine.accelerator == Accelerator::Tcg => line.push_str("no_timer_check "),
+        _ => {}
     }
     line.push_str(&spec.command_line(&format!("virtio-serial:{AGENT_PORT_NAME}")));
     line

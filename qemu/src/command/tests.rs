@@ -26,8 +26,8 @@ fn the_whole_command_line_for_tcg() {
         "-sandbox",
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-machine",
-        "microvm,acpi=off,pic=on,pit=on,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,usb=off,graphics=off,\
-         mem-merge=off,dump-guest-core=off,memory-backend=ram",
+        "microvm,acpi=off,pic=off,pit=off,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,\
+         usb=off,graphics=off,mem-merge=off,dump-guest-core=off,memory-backend=ram",
         "-accel",
         "tcg,tb-size=32",
         "-cpu",
@@ -50,7 +50,7 @@ fn the_whole_command_line_for_tcg() {
         "-initrd",
         "/proc/self/fd/13",
         "-append",
-        "console=ttyS0 panic=-1 reboot=t no_timer_check tsc_early_khz=2445434 tsc=reliable quiet \
+        "console=ttyS0 panic=-1 reboot=t noreplace-smp tsc_early_khz=2445434 tsc=reliable lapic_timer_khz=1000000 quiet \
          hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=3 hayfork.root=/dev/vda",
         "-chardev",
         "stdio,id=console,signal=off",
@@ -88,13 +88,17 @@ fn kvm_gets_no_translation_and_no_clock_hints() {
     assert_eq!(value(&all, "-accel"), "kvm");
     assert_eq!(value(&all, "-cpu"), "host");
     let line = value(&all, "-append");
-    assert!(!line.contains("tsc") && !line.contains("no_timer_check"), "{line}");
+    assert!(!line.contains("tsc") && !line.contains("lapic") && !line.contains("no_timer_check"), "{line}");
+    assert!(value(&all, "-machine").contains("pic=on,pit=on"));
 }
 
 #[test]
 fn an_unknown_counter_is_not_mentioned() {
-    let line = value(&arguments(&spec(), Engine { tsc_khz: None, ..TCG }, FDS), "-append");
-    assert!(line.contains("no_timer_check") && !line.contains("tsc"), "{line}");
+    let all = arguments(&spec(), Engine { tsc_khz: None, ..TCG }, FDS);
+    let line = value(&all, "-append");
+    assert!(line.contains("no_timer_check") && !line.contains("tsc") && !line.contains("lapic"), "{line}");
+    // Then the kernel has to measure.
+    assert!(value(&all, "-machine").contains("pic=on,pit=on"));
 }
 
 #[test]
