@@ -245,7 +245,7 @@ impl Mux {
             }
             (Kind::Credit, Some(channel)) => {
                 let state = &mut stream.channels[channel.index()];
-                let grant = frame.payload.as_slice().try_into().map(u32::from_le_bytes).unwrap_or(u32::MAX);
+                let grant = frame.payload.as_slice().try_into().map_or(u32::MAX, u32::from_le_bytes);
                 state.credit = state
                     .credit
                     .checked_add(grant)
@@ -350,10 +350,10 @@ impl Mux {
     /// Says that no more bytes will follow on this channel. Said again, or on a dead stream, it does
     /// nothing.
     pub fn eof(&mut self, stream: StreamId, channel: Channel) {
-        if let Some(s) = self.streams.get_mut(&stream.0) {
-            if !std::mem::replace(&mut s.channels[channel.index()].sent_eof, true) {
-                frame::encode(&mut self.output, Kind::Eof, Some(channel), stream.0, &[]);
-            }
+        if let Some(s) = self.streams.get_mut(&stream.0)
+            && !std::mem::replace(&mut s.channels[channel.index()].sent_eof, true)
+        {
+            frame::encode(&mut self.output, Kind::Eof, Some(channel), stream.0, &[]);
         }
     }
 
@@ -373,10 +373,10 @@ impl Mux {
     /// Host: abandons a stream. It stays known until the guest closes it.
     pub fn reset(&mut self, stream: StreamId) {
         debug_assert_eq!(self.role, Role::Host);
-        if let Some(s) = self.streams.get_mut(&stream.0) {
-            if !std::mem::replace(&mut s.reset, true) {
-                frame::encode(&mut self.output, Kind::Reset, None, stream.0, &[]);
-            }
+        if let Some(s) = self.streams.get_mut(&stream.0)
+            && !std::mem::replace(&mut s.reset, true)
+        {
+            frame::encode(&mut self.output, Kind::Reset, None, stream.0, &[]);
         }
     }
 

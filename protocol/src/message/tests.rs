@@ -1,4 +1,5 @@
 use super::*;
+use crate::limits;
 
 fn entry(name: &str, value: &str) -> Env {
     vec![(name.into(), value.into())]

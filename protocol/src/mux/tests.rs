@@ -15,15 +15,15 @@ impl Pair {
     fn opened() -> (Self, StreamId) {
         let mut pair = Self::new();
         let id = pair.host.open(&Request::Stats).unwrap();
-        assert_eq!(pair.to_guest(), [Incoming::Open(id, Request::Stats)]);
+        assert_eq!(pair.deliver_to_guest(), [Incoming::Open(id, Request::Stats)]);
         (pair, id)
     }
 
-    fn to_guest(&mut self) -> Vec<Incoming> {
+    fn deliver_to_guest(&mut self) -> Vec<Incoming> {
         carry(&mut self.host, &mut self.guest).unwrap()
     }
 
-    fn to_host(&mut self) -> Vec<Incoming> {
+    fn deliver_to_host(&mut self) -> Vec<Incoming> {
         carry(&mut self.guest, &mut self.host).unwrap()
     }
 }
@@ -57,7 +57,7 @@ fn a_stream_lives_from_open_to_close() {
     pair.host.eof(id, Channel::Stdin);
     pair.host.eof(id, Channel::Stdin);
     assert_eq!(
-        pair.to_guest(),
+        pair.deliver_to_guest(),
         [
             Incoming::Control(id, Control::Interrupt),
             Incoming::Data(id, Channel::Stdin, b"in".to_vec()),
@@ -67,7 +67,7 @@ fn a_stream_lives_from_open_to_close() {
     let done = Event::Done { bytes: 4 };
     pair.guest.event(id, &done).unwrap();
     pair.guest.close(id);
-    assert_eq!(pair.to_host(), [Incoming::Event(id, done), Incoming::Closed(id)]);
+    assert_eq!(pair.deliver_to_host(), [Incoming::Event(id, done), Incoming::Closed(id)]);
     assert_eq!(pair.host.control(id, &Control::Kill), Err(SendError::Gone));
     assert_eq!(pair.host.streams().count() + pair.guest.streams().count(), 0);
 }
@@ -79,21 +79,24 @@ fn credit_stops_a_sender_and_consumption_lets_it_go_on() {
     assert_eq!(pair.guest.data(id, Channel::Stdout, &flood), WINDOW as usize);
     assert_eq!(pair.guest.sendable(id, Channel::Stdout), 0);
     assert_eq!(pair.guest.sendable(id, Channel::Stderr), WINDOW as usize, "other channels go on");
-    let got: usize =
-        pair.to_host().iter().map(|i| if let Incoming::Data(_, _, b) = i { b.len() } else { 0 }).sum();
+    let got: usize = pair
+        .deliver_to_host()
+        .iter()
+        .map(|i| if let Incoming::Data(_, _, b) = i { b.len() } else { 0 })
+        .sum();
     assert_eq!(got, WINDOW as usize);
 
     pair.host.consumed(id, Channel::Stdout, WINDOW as usize / 2 - 1);
     assert!(pair.host.output().is_empty(), "small grants are gathered");
     pair.host.consumed(id, Channel::Stdout, 1);
-    assert_eq!(pair.to_guest(), [Incoming::Writable(id, Channel::Stdout)]);
+    assert_eq!(pair.deliver_to_guest(), [Incoming::Writable(id, Channel::Stdout)]);
     assert_eq!(pair.guest.sendable(id, Channel::Stdout), WINDOW as usize / 2);
 }
 
 #[test]
 fn more_than_granted_ends_the_session() {
     let (mut pair, id) = Pair::opened();
-    let full = raw(Kind::Data, Some(Channel::Stdout), id.0, &[0; MAX_DATA]);
+    let full = raw(Kind::Data, Some(Channel::Stdout), id.0, &vec![0; MAX_DATA]);
     for _ in 0..WINDOW as usize / MAX_DATA {
         feed(&mut pair.host, &full).unwrap();
     }
@@ -106,10 +109,10 @@ fn more_than_granted_ends_the_session() {
 fn claims_of_consumption_never_grant_more_than_was_received() {
     let (mut pair, id) = Pair::opened();
     pair.guest.data(id, Channel::Stdout, &[0; 10]);
-    pair.to_host();
+    pair.deliver_to_host();
     pair.host.consumed(id, Channel::Stdout, usize::MAX);
     pair.host.consumed(id, Channel::Stdout, usize::MAX);
-    assert!(pair.to_guest().is_empty());
+    assert!(pair.deliver_to_guest().is_empty());
 }
 
 #[test]
@@ -145,8 +148,8 @@ fn frames_for_a_dead_stream_are_dropped() {
     pair.guest.close(id);
     pair.host.data(id, Channel::Stdin, b"too late");
     pair.host.reset(id);
-    assert!(pair.to_guest().is_empty());
-    assert_eq!(pair.to_host(), [Incoming::Closed(id)]);
+    assert!(pair.deliver_to_guest().is_empty());
+    assert_eq!(pair.deliver_to_host(), [Incoming::Closed(id)]);
 }
 
 #[test]
@@ -154,16 +157,16 @@ fn a_reset_is_reported_once_and_the_close_confirms_it() {
     let (mut pair, id) = Pair::opened();
     pair.host.reset(id);
     pair.host.reset(id);
-    assert_eq!(pair.to_guest(), [Incoming::Reset(id)]);
+    assert_eq!(pair.deliver_to_guest(), [Incoming::Reset(id)]);
     pair.guest.close(id);
-    assert_eq!(pair.to_host(), [Incoming::Closed(id)]);
+    assert_eq!(pair.deliver_to_host(), [Incoming::Closed(id)]);
 }
 
 #[test]
 fn a_stuck_carrier_bounds_what_waits() {
     let (mut pair, _) = Pair::opened();
     let ids: Vec<_> = (0..20).map(|_| pair.host.open(&Request::Stats).unwrap()).collect();
-    pair.to_guest();
+    pair.deliver_to_guest();
     for id in &ids {
         pair.guest.data(*id, Channel::Stdout, &vec![0; WINDOW as usize]);
     }
@@ -180,8 +183,8 @@ fn a_stuck_carrier_bounds_what_waits() {
 fn pings_are_answered() {
     let mut pair = Pair::new();
     pair.host.ping(b"are you there");
-    assert!(pair.to_guest().is_empty());
-    assert_eq!(pair.to_host(), [Incoming::Pong(b"are you there".to_vec())]);
+    assert!(pair.deliver_to_guest().is_empty());
+    assert_eq!(pair.deliver_to_host(), [Incoming::Pong(b"are you there".to_vec())]);
 }
 
 #[test]
@@ -191,7 +194,7 @@ fn too_many_streams_are_refused_on_both_sides() {
         pair.host.open(&Request::Stats).unwrap();
     }
     assert_eq!(pair.host.open(&Request::Stats), Err(SendError::TooManyStreams));
-    pair.to_guest();
+    pair.deliver_to_guest();
     let request = postcard::to_allocvec(&Request::Stats).unwrap();
     let bytes = raw(Kind::Open, None, u32::try_from(MAX_STREAMS).unwrap() + 1, &request);
     assert_eq!(feed(&mut pair.guest, &bytes), Err(MuxError::TooManyStreams));
@@ -222,7 +225,7 @@ proptest! {
             if consume {
                 pair.host.consumed(id, Channel::Stdout, unconsumed);
                 unconsumed = 0;
-                pair.to_guest();
+                pair.deliver_to_guest();
             }
         }
         prop_assert_eq!(received, sent);
