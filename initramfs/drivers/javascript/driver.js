@@ -41,8 +41,7 @@ const { symbols: libc } = dlopen("libc.so.6", {
 // The names of the pristine global object: declaring one of them must not change what libraries find there.
 const globalNames = Object.getOwnPropertyNames(globalThis);
 
-const accessor = (object, name) => Object.getOwnPropertyDescriptor(object, name);
-const exitCode = accessor(process, "exitCode");
+const exitCode = Object.getOwnPropertyDescriptor(process, "exitCode");
 const transpiler = new Bun.Transpiler({
   loader: "ts",
   target: "bun",
@@ -68,12 +67,12 @@ const runtime = {
   globalNames,
   global: globalThis,
   process,
-  env: process.env,
+  bun: Bun,
   pid: process.pid,
   reallyExit: process.reallyExit.bind(process),
   cwd: process.cwd.bind(process),
-  readExitCode: () => exitCode.get.call(process),
-  writeExitCode: (value) => exitCode.set.call(process, value),
+  readExitCode: exitCode.get.bind(process),
+  writeExitCode: exitCode.set.bind(process),
   listenerCount: process.listenerCount.bind(process),
   listeners: process.listeners.bind(process),
   on: process.on.bind(process),
@@ -128,13 +127,10 @@ const context = vm.createContext({}, { name: "driver" });
 const natives = { Script: vm.Script, runInContext: vm.Script.prototype.runInContext, readFileSync: fs.readFileSync, context };
 const loaderFile = path.join(runtime.home, "realm", "loader.js");
 const makeLoader = new vm.Script(fs.readFileSync(loaderFile, "utf8"), { filename: loaderFile }).runInContext(context);
-const load = makeLoader(natives, findPackages(["acorn", "sucrase", ...neededBySucrase()]));
+// Sucrase requires the last one for source maps only, which are not asked for.
+const packages = findPackages(["acorn", "sucrase", "lines-and-columns", "ts-interface-checker"]);
+const load = makeLoader(natives, { ...packages, "@jridgewell/gen-mapping": null });
 load(path.join(runtime.home, "realm", "loop.js")).start(runtime, user);
-
-/** The packages that sucrase loads; named here so that all paths are known before user code runs. */
-function neededBySucrase() {
-  return ["@jridgewell/gen-mapping", "lines-and-columns", "ts-interface-checker"];
-}
 
 /** Where the driver's npm packages are: above this file in a checkout (initramfs/package.json), else where the root image has them. */
 function findPackages(names) {

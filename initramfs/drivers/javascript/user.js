@@ -10,20 +10,23 @@
 
 "use strict";
 
-const fs = require("node:fs");
 const path = require("node:path");
 const Module = require("node:module");
 const { pathToFileURL } = require("node:url");
-const { Readable, Writable } = require("node:stream");
+const { Writable } = require("node:stream");
+const standardInput = require("./stdin.js");
 
+// Taken before user code can replace them. What runs between executions (`prepare`) uses nothing else.
+const world = globalThis;
+const theProcess = process;
 const { createRequire } = Module;
-const readFile = fs.read;
-const closeFile = fs.closeSync;
 const { resolveSync } = Bun;
+const { isAbsolute, join, dirname, basename } = path;
+const { defineProperty } = Reflect;
 const cwd = process.cwd.bind(process);
-const processKill = process.kill;
+const plainKill = process.kill.bind(process);
 const later = setImmediate;
-const pid = process.pid;
+const { pid, execPath } = process;
 
 const hooks = {};
 
@@ -50,50 +53,8 @@ class WriteStream extends Writable {
   }
 }
 
-/** The execution has ended: no more input from that stream. */
-let release;
-
-/** Descriptor 0 of one execution. It reads from a copy, so that it never takes input meant for a later execution. */
-class ReadStream extends Readable {
-  #copy = -1;
-  #over = false;
-
-  constructor() {
-    super({ highWaterMark: 65536, emitClose: false });
-    this.fd = 0;
-    this._isStdio = true;
-  }
-
-  _read(size) {
-    if (this.#copy < 0 && !this.#over) this.#copy = hooks.copyOfStdin();
-    if (this.#over || this.#copy < 0) {
-      this.push(null);
-      return;
-    }
-    const buffer = Buffer.allocUnsafe(size);
-    readFile(this.#copy, buffer, 0, size, null, (error, count) => {
-      if (error || count === 0) {
-        this.#release();
-        this.push(null);
-      } else {
-        this.push(buffer.subarray(0, count));
-      }
-    });
-  }
-
-  #release() {
-    if (this.#copy >= 0) closeFile(this.#copy);
-    this.#copy = -1;
-    this.#over = true;
-  }
-
-  static {
-    release = (stream) => stream.#release();
-  }
-}
-
 function define(object, name, value, enumerable = true) {
-  Object.defineProperty(object, name, { value, writable: true, enumerable, configurable: true });
+  defineProperty(object, name, { __proto__: null, value, writable: true, enumerable, configurable: true });
 }
 
 // --- process.exit and process.kill ---------------------------------------------------------------------------------
@@ -129,10 +90,10 @@ function exit(code) {
 /** A SIGINT to oneself waits until the event loop turns, so that a listener gets it as in the plain runtime. */
 function kill(target, signal) {
   if (target === pid && (signal === "SIGINT" || signal === 2)) {
-    later(() => processKill.call(process, target, signal));
+    later(() => plainKill(target, signal));
     return true;
   }
-  return processKill.call(process, target, signal);
+  return plainKill(target, signal);
 }
 
 // --- modules -------------------------------------------------------------------------------------------------------
@@ -144,13 +105,13 @@ const main = new Module("[execution]", null);
 
 /** Modules are found from the working directory, as in an interactive Node. */
 function place(name) {
-  filename = path.isAbsolute(name) ? name : path.join(anchor, name);
-  if (cwd() === anchor) return;
-  anchor = cwd();
-  requireHere = createRequire(path.join(anchor, "[execution].js"));
-  main.filename = path.join(anchor, "[execution].js");
-  main.paths = requireHere.resolve.paths("x") ?? [];
-  filename = path.isAbsolute(name) ? name : path.join(anchor, name);
+  const here = cwd();
+  if (here !== anchor) {
+    anchor = here;
+    main.filename = join(anchor, "[execution].js");
+    requireHere = createRequire(main.filename);
+  }
+  filename = isAbsolute(name) ? name : join(anchor, name);
 }
 
 const theRequire = function require(id) {
@@ -165,26 +126,25 @@ function installRequire() {
   theRequire.cache = require.cache;
   theRequire.extensions = require.extensions;
   main.require = theRequire;
-  define(globalThis, "require", theRequire, false);
-  define(globalThis, "module", main, false);
-  define(globalThis, "exports", main.exports, false);
+  define(world, "require", theRequire, false);
+  define(world, "module", main, false);
+  define(world, "exports", main.exports, false);
 }
 
 function importMeta() {
-  const url = pathToFileURL(filename).href;
   return {
-    url,
+    url: pathToFileURL(filename).href,
     main: true,
-    dir: path.dirname(filename),
-    dirname: path.dirname(filename),
-    file: path.basename(filename),
+    dir: dirname(filename),
+    dirname: dirname(filename),
+    file: basename(filename),
     filename,
     path: filename,
-    env: process.env,
+    env: theProcess.env,
     require: theRequire,
     resolve: (id) => {
       const found = resolveSync(id, anchor);
-      return path.isAbsolute(found) ? pathToFileURL(found).href : found;
+      return isAbsolute(found) ? pathToFileURL(found).href : found;
     },
     resolveSync: (id, from = anchor) => resolveSync(id, from),
   };
@@ -193,6 +153,7 @@ function importMeta() {
 /** The property of the global object for `import { imported as … }`: reads the module's export, cannot be assigned. */
 function liveBinding(namespace, imported) {
   return {
+    __proto__: null,
     get: () => namespace[imported],
     set: () => {
       throw new TypeError("Attempted to assign to readonly property.");
@@ -206,35 +167,37 @@ function liveBinding(namespace, imported) {
 
 let stdin;
 
+/** Is that still a stream of ours, in working order? */
+function isUsable(stream, fd) {
+  return stream instanceof WriteStream && !stream.destroyed && !stream.writableEnded && stream.fd === fd;
+}
+
 /** Puts right what an earlier execution replaced, closed or used up. */
 function prepare(name) {
   place(name);
-  define(globalThis, "__filename", filename, false);
-  define(globalThis, "__dirname", path.dirname(filename), false);
-  process.argv = [process.execPath, filename];
-  for (const [key, fd] of [["stdout", 1], ["stderr", 2]]) {
-    const stream = process[key];
-    const usable = stream instanceof WriteStream && !stream.destroyed && !stream.writableEnded && stream.fd === fd;
-    if (!usable) define(process, key, new WriteStream(fd));
-  }
-  if (stdin) release(stdin);
-  stdin = new ReadStream();
-  define(process, "stdin", stdin);
-  if (process.exit !== exit) define(process, "exit", exit);
+  define(world, "__filename", filename, false);
+  define(world, "__dirname", dirname(filename), false);
+  define(theProcess, "argv", [execPath, filename]);
+  if (!isUsable(theProcess.stdout, 1)) define(theProcess, "stdout", new WriteStream(1));
+  if (!isUsable(theProcess.stderr, 2)) define(theProcess, "stderr", new WriteStream(2));
+  if (stdin) standardInput.release(stdin);
+  stdin = standardInput.renew();
+  define(theProcess, "stdin", stdin);
+  if (theProcess.exit !== exit) define(theProcess, "exit", exit);
 }
 
 /** The input of an execution ends with it. */
 function finish() {
-  release(stdin);
+  standardInput.release(stdin);
 }
 
 function install(given) {
   Object.assign(hooks, given);
-  define(process, "exit", exit);
-  define(process, "kill", kill);
-  process.execArgv = ["--no-install"];
+  define(theProcess, "kill", kill);
+  theProcess.execArgv = ["--no-install"];
   installRequire();
-  define(globalThis, "display", function display(...values) {
+  standardInput.install(hooks);
+  define(world, "display", function display(...values) {
     for (const value of values) hooks.display(value);
   }, false);
   prepare("[execution]");

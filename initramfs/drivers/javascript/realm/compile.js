@@ -30,8 +30,17 @@ exports.makeCompiler = function (runtime, scope) {
   function removeTypes(text) {
     if (LEFT_OUT_BY_SUCRASE.test(text)) throw new Error("not for sucrase");
     const options = { transforms: ["typescript"], disableESTransforms: true, keepUnusedImports: true };
-    const { code } = require("sucrase").transform(text, options);
+    const { code } = loadSucrase().transform(text, options);
     return { text: code, parsed: parse(acorn, code), typescript: true, exact: true };
+  }
+
+  /** Loaded when first needed; a driver without it is broken, which must not look like a syntax error of the user's. */
+  function loadSucrase() {
+    try {
+      return require("sucrase");
+    } catch (error) {
+      throw Object.assign(error, { isBroken: true });
+    }
   }
 
   function transpile(text) {
@@ -47,6 +56,7 @@ exports.makeCompiler = function (runtime, scope) {
       try {
         return step(text);
       } catch (error) {
+        if (error.isBroken) throw error;
         if (step === parseJavaScript) first = error;
       }
     }

@@ -50,13 +50,14 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
     listen();
     setEnvironment(current);
     user.prepare(filename);
-    runtime.writeExitCode(undefined);
+    runtime.writeExitCode(0); // undefined would not reset it
     const text = runtime.decode(runtime.readFileSync(`${folder}/code`)).replace(/^\uFEFF/, "");
     reporter.remember(filename, text);
     let plan;
     try {
       plan = compile(text);
     } catch (error) {
+      if (error.isBroken) throw error;
       fail(current, reporter.explainSyntax(filename, error));
       return;
     }
@@ -65,32 +66,38 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
   }
 
   function setEnvironment(execution) {
+    const { env } = runtime.process;
     const records = runtime.decode(runtime.readFileSync(`${execution.folder}/env`)).split("\0");
     for (const record of records) {
       const at = record.indexOf("=");
       if (at <= 0) continue;
       const name = record.slice(0, at);
-      execution.restore.push([name, runtime.env[name]]);
-      runtime.env[name] = record.slice(at + 1);
+      execution.restore.push([name, env[name]]);
+      env[name] = record.slice(at + 1);
     }
   }
 
   async function run(execution, plan) {
+    let place;
     try {
       const modules = [];
       for (const one of plan.imports) {
+        place = one;
         modules.push(await importNow(one));
         if (current !== execution) return;
       }
       const scripts = [plan.hoisted, plan.code].filter((code) => code !== null).map((code) => script(code, execution.filename));
       bindings.declare(plan);
-      plan.imports.forEach((one, index) => bindImports(one, modules[index], plan));
+      plan.imports.forEach((one, index) => {
+        place = one;
+        bindImports(one, modules[index], plan);
+      });
       // A SIGINT that came while this was being prepared is delivered before the watch begins.
       await new Promise((resolve) => runtime.setImmediate(resolve));
       if (current !== execution) return;
       launch(execution, plan, scripts);
     } catch (error) {
-      settleError(execution, error);
+      settleError(execution, error, place);
     }
   }
 
@@ -118,8 +125,7 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
 
   function bindImports({ source, names }, { exports }, plan) {
     const isBuiltin = /^(?:node|bun):/.test(runtime.resolve(source, runtime.cwd()));
-    // Exports of `process` are as of its first import; stdin is another one in each execution.
-    const from = /^(?:node:)?process$/.test(source) ? { ...exports, ...pick(runtime.process), default: runtime.process } : exports;
+    const from = upToDate(source, exports);
     for (const { local, imported } of names) {
       if (imported !== null && !(imported in from)) {
         if (plan.typescript && !plan.isUsed(local)) continue; // a type
@@ -129,8 +135,12 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
     }
   }
 
-  function pick({ stdin, stdout, stderr, argv, exit, kill }) {
-    return { stdin, stdout, stderr, argv, exit, kill };
+  /** The exports of these two are as of their first import, but stdin is another one in each execution. */
+  function upToDate(source, exports) {
+    if (source === "bun") return { ...exports, stdin: runtime.bun.stdin };
+    if (!/^(?:node:)?process$/.test(source)) return exports;
+    const { stdin, stdout, stderr, argv } = runtime.process;
+    return { ...exports, stdin, stdout, stderr, argv };
   }
 
   // --- running -----------------------------------------------------------------------------------------------------
@@ -170,10 +180,19 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
     runtime.setImmediate(() => finish(execution, exitCodeNow()));
   }
 
-  function settleError(execution, error) {
+  /** @param place the import statement at fault, for errors without a stack */
+  function settleError(execution, error, place) {
     if (current !== execution || error === user.unwinding) return;
-    if (error?.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED") interrupted(execution);
-    else fail(execution, reporter.explain(error));
+    if (isInterruption(error)) interrupted(execution);
+    else fail(execution, reporter.explain(error, place && { filename: execution.filename, ...place }));
+  }
+
+  function isInterruption(error) {
+    try {
+      return error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED";
+    } catch {
+      return false; // null, or something whose properties cannot be read
+    }
   }
 
   function exitCodeNow() {
@@ -215,10 +234,10 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
     if (current !== execution) return;
     current = null;
     user.finish();
-    runtime.writeExitCode(undefined);
+    runtime.writeExitCode(0); // undefined would not reset it
     for (const [name, value] of execution.restore.toReversed()) {
-      if (value === undefined) delete runtime.env[name];
-      else runtime.env[name] = value;
+      if (value === undefined) delete runtime.process.env[name];
+      else runtime.process.env[name] = value;
     }
     if (silently) descriptors.silence();
     else descriptors.detach();

@@ -1,6 +1,7 @@
 /*
  * A small CommonJS loader for the driver's realm. The script's value is a function that is called once with what the
- * loader needs of the ordinary realm and with the paths of the npm packages; it returns `load(path)`.
+ * loader needs of the ordinary realm and with the paths of the npm packages; it returns `load(path)`. A package whose path is
+ * null is an empty module: something requires it but what we call of that does not use it.
  *
  * Bun's own `require` cannot be used: it would make the modules in the ordinary realm, on prototypes that user code can
  * change. Everything here is private to this realm, so that a package first needed later still loads untouched.
@@ -19,7 +20,7 @@
   function find(folder, name) {
     if (!name.startsWith(".")) {
       if (!Object.hasOwn(packages, name)) throw new Error(`the driver has no package "${name}"`);
-      return [packages[name], read(packages[name])];
+      return packages[name] === null ? [name, ""] : [packages[name], read(packages[name])];
     }
     const parts = folder.split("/");
     for (const part of name.split("/")) {

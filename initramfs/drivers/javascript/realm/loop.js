@@ -32,6 +32,7 @@ exports.start = function (runtime, user) {
       ({ value, done }) => guard(() => {
         // The agent holds the FIFO open: its end means that the agent is gone.
         if (done) runtime.reallyExit(0);
+        if (!ArrayBuffer.isView(value)) throw new Error("reading D/control gave no bytes");
         const text = before + runtime.decode(value);
         if (!text.endsWith("\n")) {
           read(reader, text);

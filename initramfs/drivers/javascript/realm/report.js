@@ -16,7 +16,7 @@ const MAX_SOURCES = 500;
 const MAX_SOURCE_BYTES = 4 << 20;
 const MAX_LINE = 400;
 const MAX_TRACEBACK = 48 << 10;
-const FRAME = /^(\s*at (?:.*? \()?)(.+?):(\d+)(?::(\d+))?(\)?)$/;
+const FRAME = /^(\s*at (?:.*? \()?)(.*?):(\d+)(?::(\d+))?(\)?)$/;
 
 exports.makeReporter = function (runtime) {
   /** filename → { lines, columns, exact }: the texts that were run, newest last. */
@@ -57,6 +57,13 @@ exports.makeReporter = function (runtime) {
     }
   }
 
+  function isBeyond(filename, number) {
+    const known = sources.get(filename);
+    if (!known?.exact) return false;
+    known.lines ??= splitLines(known.text);
+    return number > known.lines.length;
+  }
+
   /** The column in the user's text of a column in what was run; both count from 1. */
   function columnOf(filename, line, column) {
     const shifts = sources.get(filename)?.columns?.get(line - 1);
@@ -78,8 +85,9 @@ exports.makeReporter = function (runtime) {
       const match = FRAME.exec(text);
       if (!match) continue;
       const [, head, filename, line, column, end] = match;
-      if (/^\d+$/.test(filename)) continue; // an engine function: only numbers, no file
+      if (/^\d*$|^internal:/.test(filename)) continue; // of the engine, not of a file
       const number = Number(line);
+      if (isBeyond(filename, number)) continue; // the call in the wrapper's last line
       if (column === undefined) {
         found.push({ text: `    ${head.trimStart()}${filename}:${line}${end}`, filename, line: number, column: 1 });
         continue;
@@ -106,7 +114,9 @@ exports.makeReporter = function (runtime) {
   };
 
   function isError(value) {
-    return attempt(() => runtime.isNativeError(value) || (typeof value === "object" && typeof value.stack === "string"), false);
+    // A DOMException and what the module loader throws are no native errors, but have what makes one.
+    const looksLikeOne = () => typeof value.name === "string" && typeof value.message === "string";
+    return attempt(() => runtime.isNativeError(value) || (typeof value === "object" && looksLikeOne()), false);
   }
 
   function nameOf(error) {
@@ -125,11 +135,15 @@ exports.makeReporter = function (runtime) {
     return Object.keys(shown).length ? ` ${attempt(() => runtime.inspect(shown), "{}")}` : "";
   }
 
-  function describe(error, depth) {
+  function describe(error, depth, place) {
     const message = attempt(() => String(error.message), "");
     const head = message ? `${nameOf(error)}: ${message}` : nameOf(error);
     const stack = attempt(() => String(error.stack), "");
-    const shown = frames(stack);
+    let shown = frames(stack);
+    if (shown.length === 0 && place) {
+      const { filename, line, column } = place;
+      shown = [{ text: `    at ${filename}:${line}:${column}`, filename, line, column }];
+    }
     let text = [head, ...shown.map((frame) => frame.text)].join("\n") + extras(error);
     if (depth < MAX_DEPTH) {
       const cause = attempt(() => error.cause, undefined);
@@ -145,13 +159,16 @@ exports.makeReporter = function (runtime) {
     return text.replaceAll("\n", "\n  ");
   }
 
-  /** @returns { name, value, traceback } of an `error` record; the traceback is what goes to standard error, too */
-  function explain(value) {
+  /**
+   * @param place { filename, line, column } to name when the error itself names none of the user's
+   * @returns { name, value, traceback } of an `error` record; the traceback is what goes to standard error, too
+   */
+  function explain(value, place) {
     if (!isError(value)) {
       const text = attempt(() => runtime.inspect(value), "?");
       return { name: "Uncaught", value: text, traceback: cut(`Uncaught ${text}`) };
     }
-    const { text, first } = describe(value, 0);
+    const { text, first } = describe(value, 0, place);
     const where = first ? excerpt(first.filename, first.line, first.column) : "";
     return {
       name: nameOf(value),

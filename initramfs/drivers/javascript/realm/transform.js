@@ -27,20 +27,28 @@
 
 const OPTIONS = {
   ecmaVersion: "latest",
-  sourceType: "script",
   allowAwaitOutsideFunction: true,
   allowImportExportEverywhere: true,
   allowHashBang: true,
+  locations: true,
 };
 
 /** Parses; throws acorn's SyntaxError. Returns the tree and how often each identifier occurs. */
 exports.parse = function (acorn, text) {
-  const names = new Map();
-  const onToken = (token) => {
-    if (token.type === acorn.tokTypes.name) names.set(token.value, (names.get(token.value) ?? 0) + 1);
+  const attempt = (sourceType) => {
+    const names = new Map();
+    const onToken = (token) => {
+      if (token.type === acorn.tokTypes.name) names.set(token.value, (names.get(token.value) ?? 0) + 1);
+    };
+    return { program: acorn.parse(text, { ...OPTIONS, sourceType, onToken }), names };
   };
-  const program = acorn.parse(text, { ...OPTIONS, onToken });
-  return { program, names };
+  try {
+    return attempt("script");
+  } catch (error) {
+    // A script cannot have `using` at top level, but such a text will be wrapped in a function.
+    if (/^using /i.test(error.message)) return attempt("module");
+    throw error;
+  }
 };
 
 /**
@@ -243,7 +251,8 @@ Plan.prototype.import = function (node) {
     if (specifier.type === "ImportDefaultSpecifier") return { local, imported: "default" };
     return { local, imported: specifier.imported.name ?? specifier.imported.value };
   });
-  this.imports.push({ source: node.source.value, attributes, names });
+  const { line, column } = node.loc.start;
+  this.imports.push({ source: node.source.value, attributes, names, line, column: column + 1 });
 };
 
 /** The statement whose value is the value of the execution, if there is one. */
