@@ -79,7 +79,8 @@ impl Agent {
     /// # Errors
     /// Whatever the kernel refused.
     pub fn new(mut world: World, carrier: Carrier, linger: Option<Duration>, kin: Vec<Pid>) -> Result<Self> {
-        let signals = signals::descriptor().map_err(|errno| crate::error::OsError::new("make a signalfd", errno))?;
+        let signals =
+            signals::descriptor().map_err(|errno| crate::error::OsError::new("make a signalfd", errno))?;
         world.poller.add(&signals, Token::Signals)?;
         let pressure = world.cgroups.as_ref().and_then(crate::cgroup::Cgroups::pressure);
         if let Some(pressure) = &pressure {
@@ -234,7 +235,9 @@ impl Agent {
                 SessionEvent::Ended => self.abandon(),
                 SessionEvent::Incoming(Incoming::Open(stream, request)) => self.begin(stream, request),
                 SessionEvent::Incoming(Incoming::Control(stream, control)) => self.control(stream, control),
-                SessionEvent::Incoming(Incoming::Data(stream, channel, bytes)) => self.data(stream, channel, bytes),
+                SessionEvent::Incoming(Incoming::Data(stream, channel, bytes)) => {
+                    self.data(stream, channel, bytes)
+                }
                 SessionEvent::Incoming(Incoming::Eof(stream, channel)) => self.eof(stream, channel),
                 SessionEvent::Incoming(Incoming::Reset(stream)) => self.reset(stream),
                 // Credit: the next pump uses it. The others are for hosts.
@@ -316,7 +319,9 @@ impl Agent {
                 });
             }
             if self.contexts.len() >= MAX_CONTEXTS {
-                return bad(format!("{MAX_CONTEXTS} contexts are open, which is the most at once: close one"));
+                return bad(format!(
+                    "{MAX_CONTEXTS} contexts are open, which is the most at once: close one"
+                ));
             }
             self.contexts.insert(key, Context::new(key, language, &mut self.world));
         }

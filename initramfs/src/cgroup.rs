@@ -81,7 +81,8 @@ impl Cgroups {
         write(agent.as_fd(), "memory.min", AGENT_MIN).during("keep memory for the agent")?;
         let user = open_folder(base.as_fd(), "user").during("make the user's cgroup")?;
         write(user.as_fd(), "memory.max", &budget.user.to_string()).during("limit the user's memory")?;
-        write(user.as_fd(), "pids.max", &budget.processes.to_string()).during("limit the user's processes")?;
+        write(user.as_fd(), "pids.max", &budget.processes.to_string())
+            .during("limit the user's processes")?;
         write(user.as_fd(), "cgroup.subtree_control", "+memory +pids")
             .during("switch on the controllers below user")?;
         if cpu {
@@ -97,9 +98,11 @@ impl Cgroups {
     /// # Errors
     /// Whatever the kernel refused.
     pub fn create(&self, name: String) -> Result<Cgroup> {
-        let folder = open_folder(self.user.as_fd(), &name).during_with(|| format!("make the cgroup {name}"))?;
+        let folder =
+            open_folder(self.user.as_fd(), &name).during_with(|| format!("make the cgroup {name}"))?;
         let processes = self.processes.saturating_sub(PROCESS_MARGIN).max(16);
-        write(folder.as_fd(), "pids.max", &processes.to_string()).during("limit the processes of a cgroup")?;
+        write(folder.as_fd(), "pids.max", &processes.to_string())
+            .during("limit the processes of a cgroup")?;
         Ok(Cgroup { name, folder })
     }
 

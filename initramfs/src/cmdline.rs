@@ -38,7 +38,9 @@ pub enum CmdlineError {
     )]
     NoCarrier,
     /// A setting that this agent does not know.
-    #[error("the kernel command line has the unknown setting {0:?}: host and image are of different versions")]
+    #[error(
+        "the kernel command line has the unknown setting {0:?}: host and image are of different versions"
+    )]
     Unknown(String),
     /// A value that does not parse.
     #[error("the kernel command line has {0:?}: {1}")]
@@ -61,7 +63,12 @@ impl Settings {
             let (name, value) = setting.split_once('=').unwrap_or((setting, ""));
             let invalid = |why| CmdlineError::Invalid(word.to_owned(), why);
             match name {
-                "carrier" => carrier = Some(parse_carrier(value).ok_or_else(|| invalid("want virtio-serial:NAME or vsock:PORT"))?),
+                "carrier" => {
+                    carrier = Some(
+                        parse_carrier(value)
+                            .ok_or_else(|| invalid("want virtio-serial:NAME or vsock:PORT"))?,
+                    )
+                }
                 "root" if value.starts_with("/dev/") => value.clone_into(&mut root),
                 "root" => return Err(invalid("want the path of a block device in /dev")),
                 "linger" => {
@@ -71,11 +78,7 @@ impl Settings {
                 _ => return Err(CmdlineError::Unknown(word.to_owned())),
             }
         }
-        Ok(Self {
-            carrier: carrier.ok_or(CmdlineError::NoCarrier)?,
-            root,
-            linger,
-        })
+        Ok(Self { carrier: carrier.ok_or(CmdlineError::NoCarrier)?, root, linger })
     }
 }
 
@@ -118,14 +121,8 @@ mod tests {
     #[test]
     fn says_what_is_wrong() {
         assert_eq!(Settings::parse("quiet"), Err(CmdlineError::NoCarrier));
-        assert!(matches!(
-            Settings::parse("hayfork.carrier=vsock:x"),
-            Err(CmdlineError::Invalid(..))
-        ));
-        assert!(matches!(
-            Settings::parse("hayfork.carrier=virtio-serial:"),
-            Err(CmdlineError::Invalid(..))
-        ));
+        assert!(matches!(Settings::parse("hayfork.carrier=vsock:x"), Err(CmdlineError::Invalid(..))));
+        assert!(matches!(Settings::parse("hayfork.carrier=virtio-serial:"), Err(CmdlineError::Invalid(..))));
         assert!(matches!(
             Settings::parse("hayfork.carrier=vsock:1 hayfork.root=vda"),
             Err(CmdlineError::Invalid(..))

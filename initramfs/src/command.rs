@@ -65,7 +65,12 @@ impl Command {
     ///
     /// # Errors
     /// It could not even be forked.
-    pub fn start(world: &mut World, key: u32, stream: StreamId, request: &Request) -> std::result::Result<Self, CannotStart> {
+    pub fn start(
+        world: &mut World,
+        key: u32,
+        stream: StreamId,
+        request: &Request,
+    ) -> std::result::Result<Self, CannotStart> {
         Self::try_start(world, key, stream, request).map_err(|error| CannotStart {
             code: FailureCode::CannotStart,
             message: format!("start {:?}: {error}", request.argv.first().map_or("", String::as_str)),
@@ -262,11 +267,18 @@ impl Command {
     /// Its process ended.
     pub fn child_ended(&mut self, status: WaitStatus, world: &mut World) {
         self.stdin = None;
-        let oom = self.cgroup.as_ref().is_some_and(|cgroup| cgroup.oom_count() != crate::cgroup::OomCount::default());
+        let oom = self
+            .cgroup
+            .as_ref()
+            .is_some_and(|cgroup| cgroup.oom_count() != crate::cgroup::OomCount::default());
         self.ended = Some((status, Instant::now(), oom));
         if let Some(cgroup) = self.cgroup.take() {
             // A program that ended by itself may leave something running on purpose.
-            if self.ladder.is_some() || self.muted { world.graveyard.bury(cgroup) } else { world.graveyard.leave(cgroup) }
+            if self.ladder.is_some() || self.muted {
+                world.graveyard.bury(cgroup)
+            } else {
+                world.graveyard.leave(cgroup)
+            }
         }
         for output in [&mut self.out, &mut self.err].into_iter().flatten() {
             output.end();

@@ -23,10 +23,7 @@ pub type Result<T> = std::result::Result<T, OsError>;
 impl OsError {
     /// An error for `action`.
     pub fn new(action: impl Into<Cow<'static, str>>, errno: Errno) -> Self {
-        Self {
-            action: action.into(),
-            errno,
-        }
+        Self { action: action.into(), errno }
     }
 }
 

@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn parses_both_files() {
-        let launch = Launch::parse("python3\n/usr/lib/x y.py\n{dir}\n", "HOME=/home/user\nOPTS=a=b\n\nbroken\n");
+        let launch =
+            Launch::parse("python3\n/usr/lib/x y.py\n{dir}\n", "HOME=/home/user\nOPTS=a=b\n\nbroken\n");
         assert_eq!(launch.argv("/run/hayfork/3"), ["python3", "/usr/lib/x y.py", "/run/hayfork/3"]);
         assert_eq!(
             launch.env,

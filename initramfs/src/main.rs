@@ -39,7 +39,8 @@ fn boot() -> Result<End, String> {
     mounts::kernel_file_systems().map_err(text)?;
     log::use_kernel_log();
     rustix::process::umask(rustix::fs::Mode::empty());
-    let cmdline = std::fs::read_to_string("/proc/cmdline").map_err(|error| format!("read /proc/cmdline: {error}"))?;
+    let cmdline =
+        std::fs::read_to_string("/proc/cmdline").map_err(|error| format!("read /proc/cmdline: {error}"))?;
     let settings = Settings::parse(&cmdline).map_err(|error| error.to_string())?;
     for refused in sysctl::apply() {
         warning!("the kernel refused the setting {refused}");

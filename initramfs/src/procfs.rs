@@ -62,7 +62,10 @@ mod tests {
     fn reads_pid_and_pss() {
         assert_eq!(parse_inner_pid("Name:\tx\nNSpid:\t123\t7\n"), Some(7));
         assert_eq!(parse_inner_pid("Name:\tx\n"), None);
-        assert_eq!(parse_pss("00400000-7fff ---p [rollup]\nRss: 900 kB\nPss:     512 kB\n"), Some(512 * 1024));
+        assert_eq!(
+            parse_pss("00400000-7fff ---p [rollup]\nRss: 900 kB\nPss:     512 kB\n"),
+            Some(512 * 1024)
+        );
     }
 
     #[test]

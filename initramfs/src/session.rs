@@ -154,7 +154,11 @@ impl Session {
                         self.phase = Phase::Talking(Mux::new(Role::Guest));
                         return Some(SessionEvent::Began(hello));
                     }
-                    crate::warning!("the host speaks versions {} to {}, none of ours", hello.min_version, hello.version);
+                    crate::warning!(
+                        "the host speaks versions {} to {}, none of ours",
+                        hello.min_version,
+                        hello.version
+                    );
                 }
                 None => {}
             }

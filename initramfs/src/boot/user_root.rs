@@ -160,11 +160,13 @@ fn scratch(budget: &Budget) -> Result<()> {
         .map_err(|_| OsError::new("write the options of the scratch tmpfs", Errno::INVAL))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     mount("tmpfs", BASE, "tmpfs", flags, Some(options)).during("mount the scratch tmpfs")?;
-    for (name, target, mode) in [("home", "home/user", 0o755), ("tmp", "tmp", 0o1777), ("var-tmp", "var/tmp", 0o1777)]
+    for (name, target, mode) in
+        [("home", "home/user", 0o755), ("tmp", "tmp", 0o1777), ("var-tmp", "var/tmp", 0o1777)]
     {
         let source = format!("{BASE}/{name}");
         folder(&source)?;
-        rustix::fs::chmod(&source, Mode::from_raw_mode(mode)).during_with(|| format!("set the mode of {name}"))?;
+        rustix::fs::chmod(&source, Mode::from_raw_mode(mode))
+            .during_with(|| format!("set the mode of {name}"))?;
         if name == "home" {
             let (uid, gid) = (Uid::from_raw(UID), Gid::from_raw(GID));
             chown(&source, Some(uid), Some(gid)).during("give the home folder to the user")?;
@@ -181,7 +183,18 @@ fn scratch(budget: &Budget) -> Result<()> {
 fn proc() -> Result<()> {
     let closed = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount("proc", at("proc"), "proc", closed, Some(c"hidepid=invisible")).during("mount /proc")?;
-    for path in ["sys", "sysrq-trigger", "irq", "bus", "fs", "timer_list", "kcore", "kallsyms", "kpagecount", "kpageflags"] {
+    for path in [
+        "sys",
+        "sysrq-trigger",
+        "irq",
+        "bus",
+        "fs",
+        "timer_list",
+        "kcore",
+        "kallsyms",
+        "kpagecount",
+        "kpageflags",
+    ] {
         let path = at(&format!("proc/{path}"));
         match bind_read_only(&path, &path, closed) {
             Ok(()) => {}
@@ -202,7 +215,8 @@ fn bind_read_only(source: &str, target: &str, flags: MountFlags) -> Result<()> {
 /// `/dev` with what programs expect and nothing that reaches hardware.
 fn devices() -> Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
-    mount("tmpfs", at("dev"), "tmpfs", flags, Some(c"mode=0755,size=64k,nr_inodes=64")).during("mount /dev")?;
+    mount("tmpfs", at("dev"), "tmpfs", flags, Some(c"mode=0755,size=64k,nr_inodes=64"))
+        .during("mount /dev")?;
     for (name, major, minor) in
         [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)]
     {
@@ -227,8 +241,7 @@ fn devices() -> Result<()> {
     let options = c"newinstance,ptmxmode=0666,mode=0620,gid=5,max=64";
     mount("devpts", at("dev/pts"), "devpts", flags, Some(options)).during("mount /dev/pts")?;
     mount_bind("/run/scratch/shm", at("dev/shm")).during("bind /dev/shm")?;
-    mount_remount(at("dev"), MountFlags::BIND | MountFlags::RDONLY | flags, c"")
-        .during("make /dev read-only")
+    mount_remount(at("dev"), MountFlags::BIND | MountFlags::RDONLY | flags, c"").during("make /dev read-only")
 }
 
 /// Gives the machine an identity of its own, if the image has a place for one.
@@ -241,7 +254,8 @@ fn machine_id() -> Result<()> {
     id.retain(|c| c != '-');
     let source = at("run/machine-id");
     std::fs::write(&source, id).during("write the machine id")?;
-    let source_fd = open(&source, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).during("open the machine id")?;
+    let source_fd =
+        open(&source, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).during("open the machine id")?;
     rustix::fs::fchmod(source_fd.as_fd(), Mode::from_raw_mode(0o444)).during("set the machine id's mode")?;
     bind_read_only(&source, &place, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)
 }

@@ -54,7 +54,9 @@ impl Carrier {
     /// There is no such device, or the kernel refused.
     pub fn open(kind: &CarrierKind, poller: &Poller) -> Result<Self> {
         match kind {
-            CarrierKind::VirtioSerial(name) => virtio_serial::Port::open(name, poller).map(Self::VirtioSerial),
+            CarrierKind::VirtioSerial(name) => {
+                virtio_serial::Port::open(name, poller).map(Self::VirtioSerial)
+            }
             CarrierKind::Vsock(port) => vsock::Listener::open(*port, poller).map(Self::Vsock),
         }
     }

@@ -37,7 +37,9 @@ impl Listener {
             return Ok(Presence::Unchanged);
         }
         let mut presence = Presence::Unchanged;
-        while let Some((connection, from)) = vsock::accept(&self.socket).during("accept a vsock connection")? {
+        while let Some((connection, from)) =
+            vsock::accept(&self.socket).during("accept a vsock connection")?
+        {
             if from != HOST {
                 crate::warning!("refused a vsock connection from context id {from}");
                 continue;

@@ -112,12 +112,20 @@ impl Context {
 
     /// Memory that it uses, in bytes.
     pub fn memory(&self) -> u64 {
-        self.driver.as_ref().and_then(|driver| driver.cgroup.as_ref()).map_or(0, crate::cgroup::Cgroup::memory)
+        self.driver
+            .as_ref()
+            .and_then(|driver| driver.cgroup.as_ref())
+            .map_or(0, crate::cgroup::Cgroup::memory)
     }
 
     /// Queues an execution.
     pub fn execute(&mut self, stream: StreamId, request: Execute) {
-        self.waiting.push_back(Waiting { stream: Some(stream), request, stdin: Vec::new(), stdin_ended: false });
+        self.waiting.push_back(Waiting {
+            stream: Some(stream),
+            request,
+            stdin: Vec::new(),
+            stdin_ended: false,
+        });
     }
 
     /// Answers with what was printed while nothing ran.
@@ -128,7 +136,10 @@ impl Context {
     /// The execution on that stream, if it runs.
     fn running_on(&mut self, stream: StreamId) -> Option<(&mut Execution, &Driver)> {
         let driver = self.driver.as_ref()?;
-        self.running.as_mut().filter(|execution| execution.stream == Some(stream)).map(|execution| (execution, driver))
+        self.running
+            .as_mut()
+            .filter(|execution| execution.stream == Some(stream))
+            .map(|execution| (execution, driver))
     }
 
     /// Takes the execution on that stream out of the queue.
@@ -270,7 +281,8 @@ impl Context {
 
     /// When [`Context::on_time`] is due.
     pub fn deadline(&self) -> Option<Instant> {
-        let start = self.driver.as_ref().filter(|driver| !driver.is_ready()).map(|driver| driver.started + PATIENCE);
+        let start =
+            self.driver.as_ref().filter(|driver| !driver.is_ready()).map(|driver| driver.started + PATIENCE);
         let run = self.running.as_ref().and_then(Execution::deadline);
         [start, run].into_iter().flatten().min()
     }
@@ -325,7 +337,9 @@ impl Context {
         let token = self.running.as_ref().map(|execution| execution.token.as_str());
         let Got::Bytes(n) = driver.events.read(buffer) else { return false };
         match self.lines.push(&buffer[..n], token) {
-            Some(DriverEvent::Ready) if !driver.is_ready() => driver.ready_after = Some(driver.started.elapsed()),
+            Some(DriverEvent::Ready) if !driver.is_ready() => {
+                driver.ready_after = Some(driver.started.elapsed())
+            }
             Some(DriverEvent::Done(code)) => {
                 if let Some(execution) = &mut self.running {
                     execution.done(code, driver);
@@ -430,7 +444,13 @@ impl Context {
     }
 
     /// Its driver's process ended.
-    pub fn child_ended(&mut self, status: WaitStatus, world: &mut World, mux: Option<&mut Mux>, buffer: &mut [u8]) {
+    pub fn child_ended(
+        &mut self,
+        status: WaitStatus,
+        world: &mut World,
+        mux: Option<&mut Mux>,
+        buffer: &mut [u8],
+    ) {
         // A `done` that was written before the end counts. A pipe holds no more than the buffer, so one read takes all that
         // the driver wrote; children may go on writing, so this must not wait for an empty pipe.
         self.listen(buffer);
@@ -447,7 +467,11 @@ impl Context {
             None if driver.ready_after.is_none() => {
                 let why = self.start_error.take().unwrap_or_else(|| {
                     let last = self.idle.stream(true).kept.pop(2000);
-                    format!("exit code {} before it was ready; {}", exit_code(status), String::from_utf8_lossy(&last))
+                    format!(
+                        "exit code {} before it was ready; {}",
+                        exit_code(status),
+                        String::from_utf8_lossy(&last)
+                    )
                 });
                 let message = format!("the {} interpreter could not be started: {why}", self.language.name());
                 self.fail_first(FailureCode::CannotStart, &message, mux);

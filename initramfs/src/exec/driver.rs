@@ -53,7 +53,8 @@ impl Driver {
         use std::os::fd::AsFd;
         user_folder(world.states.fd.as_fd(), state, world.owner)?;
         let state = format!("{}/{state}", world.states.path);
-        let folder = DriverFolder::make(world.drivers.fd.as_fd(), number.to_string(), world.owner, Some(&state))?;
+        let folder =
+            DriverFolder::make(world.drivers.fd.as_fd(), number.to_string(), world.owner, Some(&state))?;
         let cgroup = world.cgroup(format!("ctx-{number}"))?;
         if let Some(cgroup) = &cgroup {
             cgroup.die_as_a_whole()?;

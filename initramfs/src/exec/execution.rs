@@ -297,7 +297,10 @@ impl Execution {
 
     fn report(&mut self, outlet: &mut Outlet<'_>) {
         if self.muted {
-            outlet.failed(hayfork_protocol::message::FailureCode::Cancelled, "the host abandoned the execution");
+            outlet.failed(
+                hayfork_protocol::message::FailureCode::Cancelled,
+                "the host abandoned the execution",
+            );
         } else if let Some(finished) = self.finished() {
             outlet.event(&Event::Finished(finished));
         }

@@ -51,7 +51,12 @@ pub struct Folder {
 }
 
 impl Folder {
-    fn make(parent: BorrowedFd<'_>, name: String, files: &'static [&'static str], owner: Owner) -> Result<Self> {
+    fn make(
+        parent: BorrowedFd<'_>,
+        name: String,
+        files: &'static [&'static str],
+        owner: Owner,
+    ) -> Result<Self> {
         let parent = parent.try_clone_to_owned().during("duplicate a folder's descriptor")?;
         mkdirat(&parent, name.as_str(), Mode::from_raw_mode(0o755))
             .during_with(|| format!("make the folder {name}"))?;
@@ -79,7 +84,8 @@ impl Folder {
 
     fn file(&self, name: &str, content: &[u8]) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = openat(&self.fd, name, flags, Mode::from_raw_mode(0o444)).during_with(|| format!("make {name}"))?;
+        let fd = openat(&self.fd, name, flags, Mode::from_raw_mode(0o444))
+            .during_with(|| format!("make {name}"))?;
         let mut rest = content;
         while !rest.is_empty() {
             match rustix::io::write(&fd, rest) {
@@ -147,8 +153,15 @@ impl DriverFolder {
     ///
     /// # Errors
     /// Whatever the kernel refused; `ENOSPC` if the code is too large for the place.
-    pub fn execution(&self, id: u64, code: &str, env: &[(String, String)], stdin: bool) -> Result<ExecutionFolder> {
-        let folder = Folder::make(self.folder.fd.as_fd(), id.to_string(), &EXECUTION_FILES, self.folder.owner)?;
+    pub fn execution(
+        &self,
+        id: u64,
+        code: &str,
+        env: &[(String, String)],
+        stdin: bool,
+    ) -> Result<ExecutionFolder> {
+        let folder =
+            Folder::make(self.folder.fd.as_fd(), id.to_string(), &EXECUTION_FILES, self.folder.owner)?;
         folder.file("code", code.as_bytes())?;
         let records: String = env.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
         folder.file("env", records.as_bytes())?;

@@ -112,7 +112,11 @@ impl Results {
         let wanted = if self.body_left > 0 {
             let room = outlet.room(Channel::Bundle);
             if room == 0 {
-                return if self.source.is_readable() || !self.ahead.is_empty() { Progress::Held } else { Progress::Empty };
+                return if self.source.is_readable() || !self.ahead.is_empty() {
+                    Progress::Held
+                } else {
+                    Progress::Empty
+                };
             }
             room.min(self.body_left as usize)
         } else {
@@ -187,7 +191,8 @@ impl Results {
         };
         let total = header.parts.iter().try_fold(0u32, |sum, (_, bytes)| sum.checked_add(*bytes));
         let Some(total) = total.filter(|total| *total <= MAX_BUNDLE) else { return };
-        let well_formed = header.parts.iter().all(|(mime, _)| mime.len() <= 255 && !mime.contains(char::is_control));
+        let well_formed =
+            header.parts.iter().all(|(mime, _)| mime.len() <= 255 && !mime.contains(char::is_control));
         if header.parts.len() > MAX_BUNDLE_PARTS || !well_formed {
             return;
         }

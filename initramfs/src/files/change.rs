@@ -10,8 +10,7 @@ use super::failure::{About, Outcome};
 use super::resolve::Located;
 use super::worker::Line;
 
-const FOLDER: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Renames, replacing a file that stands there.
 ///
@@ -22,7 +21,10 @@ pub fn rename(from: &Located<'_>, to: &Located<'_>) -> Outcome<()> {
     match renameat(&old.folder, old.name, &new.folder, new.name) {
         Err(Errno::XDEV) => Err(super::failure::failure(
             hayfork_protocol::message::FailureCode::BadPath,
-            format!("{:?} and {:?} are in different file systems: copy the content instead", from.path, to.path),
+            format!(
+                "{:?} and {:?} are in different file systems: copy the content instead",
+                from.path, to.path
+            ),
         )),
         Err(errno @ (Errno::NOENT | Errno::INVAL)) => Err(errno).about(from.path),
         result => result.about(to.path),

@@ -35,7 +35,9 @@ pub fn from_errno(errno: Errno, path: &str) -> Failure {
         Errno::EXIST => (FailureCode::WrongType, "it exists already"),
         Errno::NOTEMPTY => (FailureCode::WrongType, "the folder is not empty"),
         Errno::XDEV => (FailureCode::BadPath, "it leads out of the folder that it must stay in"),
-        Errno::LOOP => (FailureCode::BadPath, "it leads through too many symbolic links, or one that is not allowed"),
+        Errno::LOOP => {
+            (FailureCode::BadPath, "it leads through too many symbolic links, or one that is not allowed")
+        }
         Errno::NAMETOOLONG => (FailureCode::BadPath, "the path or a name in it is too long"),
         Errno::INVAL => (FailureCode::BadPath, "the path or its use is not possible"),
         Errno::ACCESS | Errno::PERM | Errno::ROFS => {

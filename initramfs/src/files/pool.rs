@@ -152,7 +152,11 @@ impl Pool {
 
     /// Begins an operation.
     pub fn begin(&mut self, stream: StreamId, request: Request) {
-        self.waiting.push_back(Waiting { stream, request, upload: Upload { writable: true, ..Upload::default() } });
+        self.waiting.push_back(Waiting {
+            stream,
+            request,
+            upload: Upload { writable: true, ..Upload::default() },
+        });
     }
 
     fn upload(&mut self, stream: StreamId) -> Option<&mut Upload> {
@@ -163,7 +167,8 @@ impl Pool {
 
     /// Whether that stream is one of its.
     pub fn has_stream(&self, stream: StreamId) -> bool {
-        self.jobs.values().any(|job| job.stream == stream) || self.waiting.iter().any(|job| job.stream == stream)
+        self.jobs.values().any(|job| job.stream == stream)
+            || self.waiting.iter().any(|job| job.stream == stream)
     }
 
     /// The host sent content.

@@ -117,7 +117,9 @@ impl<'a> Located<'a> {
     fn split(&self) -> Outcome<(&[&'a str], &'a str)> {
         match self.names.split_last() {
             Some((name, above)) if *name != ".." => Ok((above, name)),
-            Some(_) => Err(failure(FailureCode::BadPath, format!("{:?}: the path must end with a name", self.path))),
+            Some(_) => {
+                Err(failure(FailureCode::BadPath, format!("{:?}: the path must end with a name", self.path)))
+            }
             None => Err(failure(
                 FailureCode::BadPath,
                 format!("{:?}: this folder itself cannot be replaced, renamed or removed", self.path),

@@ -42,8 +42,7 @@ pub enum Message<'a> {
 /// # Errors
 /// Whatever the kernel refused.
 pub fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    let (agent, worker) =
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    let (agent, worker) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     rustix::io::ioctl_fionbio(&agent, true)?;
     Ok((agent, worker))
 }

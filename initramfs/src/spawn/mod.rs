@@ -145,7 +145,8 @@ pub fn environment<'a>(more: impl IntoIterator<Item = (&'a str, &'a str)>) -> Ve
 }
 
 fn c_string(text: impl Into<Vec<u8>>) -> Result<CString> {
-    CString::new(text).map_err(|_| OsError::new("start a program with a NUL character in its words", Errno::INVAL))
+    CString::new(text)
+        .map_err(|_| OsError::new("start a program with a NUL character in its words", Errno::INVAL))
 }
 
 /// Where a program of that name may be, in order.
@@ -166,7 +167,11 @@ pub fn spawn(plan: &Plan<'_>) -> Result<Started> {
         walls: plan.walls,
         paths: candidates(program)?,
         argv: plan.argv.iter().map(|word| c_string(word.as_str())).collect::<Result<_>>()?,
-        env: plan.env.iter().map(|(name, value)| c_string(format!("{name}={value}"))).collect::<Result<_>>()?,
+        env: plan
+            .env
+            .iter()
+            .map(|(name, value)| c_string(format!("{name}={value}")))
+            .collect::<Result<_>>()?,
         cwd: c_string(plan.cwd)?,
         rights: plan.rights,
         stdio: plan.stdio,
