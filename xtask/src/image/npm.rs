@@ -2,10 +2,10 @@
 //! against the registry's integrity value.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use flate2::read::GzDecoder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -74,21 +74,35 @@ pub(crate) fn install(root: &mut Root, package: &NpmPackage, copies: &[Copy], sc
     copy_files(root, &archive, copies).with_context(|| format!("cannot install {specification}"))
 }
 
-/// Copies files out of a package's archive, whose paths begin with one directory (`package/` as a rule).
+/// Copies files out of a package's archive, whose paths begin with one directory (`package/` as a rule). A
+/// `from` that ends with `/` is a directory: all files below it are copied to below `to`.
 fn copy_files(root: &mut Root, archive: &Path, copies: &[Copy]) -> Result<()> {
-    let mut missing: Vec<&Copy> = copies.iter().collect();
+    let mut found = vec![false; copies.len()];
     let mut archive = tar::Archive::new(GzDecoder::new(File::open(archive)?));
     for entry in archive.entries()? {
         let mut entry = entry?;
-        let path = entry.path()?.components().skip(1).collect::<std::path::PathBuf>();
-        if let Some(position) = missing.iter().position(|copy| Path::new(&copy.from) == path) {
-            let copy = missing.swap_remove(position);
-            ensure!(entry.header().entry_type().is_file(), "{} is no file", copy.from);
-            root.file(&copy.to, copy.mode, &mut entry)?;
+        let is_file = entry.header().entry_type().is_file();
+        let path = entry.path()?.components().skip(1).collect::<PathBuf>();
+        for (copy, found) in copies.iter().zip(&mut found) {
+            let Ok(below) = path.strip_prefix(&copy.from) else { continue };
+            let is_whole = below.as_os_str().is_empty();
+            if is_whole == copy.from.ends_with('/') || (!is_whole && !is_file) {
+                continue;
+            }
+            ensure!(is_file, "{} is no file", copy.from);
+            let to = if is_whole { PathBuf::from(&copy.to) } else { Path::new(&copy.to).join(below) };
+            let to = to.to_str().with_context(|| format!("{} is no UTF-8", to.display()))?;
+            let directory = to.rsplit_once('/').map_or("", |(directory, _)| directory);
+            if !root.host_path(directory).is_ok_and(|place| place.is_dir()) {
+                root.directory(directory, 0o755)?;
+            }
+            root.file(to, copy.mode, &mut entry)?;
+            *found = true;
+            break;
         }
     }
-    if let Some(copy) = missing.first() {
-        bail!("{} is not in the package", copy.from);
+    for (copy, found) in copies.iter().zip(found) {
+        ensure!(found, "{} is not in the package", copy.from);
     }
     Ok(())
 }
@@ -148,7 +162,12 @@ mod tests {
         let copy = |from: &str| Copy { from: from.into(), to: "/usr/bin/tool".into(), mode: 0o755 };
         copy_files(&mut root, &path, &[copy("bin/tool")]).expect("copies");
         assert_eq!(root.text("/usr/bin/tool").expect("text"), "tool");
-        let error = copy_files(&mut root, &path, &[copy("bin/none")]).expect_err("missing");
-        assert!(error.to_string().contains("bin/none"), "{error}");
+        for missing in ["bin/none", "none/", "bin", "bin/tool/"] {
+            let error = copy_files(&mut root, &path, &[copy(missing)]).expect_err("missing");
+            assert!(error.to_string().contains(missing), "{error}");
+        }
+        let all = Copy { from: "bin/".into(), to: "/usr/lib/modules/x".into(), mode: 0o644 };
+        copy_files(&mut root, &path, &[all]).expect("copies a directory");
+        assert_eq!(root.text("/usr/lib/modules/x/tool").expect("text"), "tool");
     }
 }

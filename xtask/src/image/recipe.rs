@@ -12,7 +12,7 @@
 //! [[npm]]                        # optional, any number: files out of a package of the npm registry
 //! package = "@scope/name"
 //! version = "latest"             # a tag or an exact version; "latest" if left out
-//! install = [{ from = "bin/tool", to = "/usr/bin/tool", mode = 0o755 }]
+//! install = [{ from = "bin/tool", to = "/usr/bin/tool", mode = 0o755 }]    # `from = "dir/"`: all files below
 //!
 //! [build]                        # optional
 //! run = ["command line"]         # by /bin/sh as root inside the installed system, in this order
@@ -171,7 +171,8 @@ impl Recipe {
             ensure!(is_word(&npm.version, b"-+."), "{:?} is neither a tag nor an exact version", npm.version);
         }
         for copy in recipe.npm.iter().flat_map(|npm| &npm.install).chain(&recipe.build.files) {
-            ensure!(is_inside(&copy.from), "{:?} does not stay in its folder", copy.from);
+            let from = copy.from.strip_suffix('/').unwrap_or(&copy.from);
+            ensure!(is_inside(from), "{:?} does not stay in its folder", copy.from);
             ensure!(is_absolute(&copy.to), "{:?} is not an absolute path", copy.to);
             ensure!(
                 copy.mode <= 0o777,

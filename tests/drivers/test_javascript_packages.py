@@ -1,0 +1,44 @@
+"""The root image's recipe carries every npm file that the JavaScript driver loads."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import driver_harness
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = REPOSITORY / "initramfs" / "node_modules"
+PLACE = "/usr/lib/node_modules/"
+
+
+def test_driver_works_with_the_files_of_the_recipe_alone(
+    make_driver,  # type: ignore[no-untyped-def]
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = tmp_path_factory.mktemp("image")
+    for folder in (root, *root.parents[:2]):
+        folder.chmod(0o755)
+    recipe = tomllib.loads((REPOSITORY / "initramfs" / "images" / "javascript" / "recipe.toml").read_text())
+    for npm in recipe["npm"]:
+        for copy in npm["install"]:
+            if not copy["to"].startswith(PLACE):
+                continue
+            source = PACKAGES / npm["package"] / copy["from"]
+            target = root / "node_modules" / copy["to"].removeprefix(PLACE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if copy["from"].endswith("/"):
+                shutil.copytree(source, target)
+            else:
+                shutil.copy(source, target)
+    shutil.copytree(REPOSITORY / "initramfs" / "drivers" / "javascript", root / "drivers" / "javascript")
+    monkeypatch.setattr(driver_harness, "DRIVERS", root / "drivers")
+    driver = make_driver("javascript")
+    assert driver.run("1 + 1").value == "2"
+    # A wrong type annotation position makes sucrase format its message, which loads lines-and-columns.
+    assert driver.run("const a: number = 3; enum E { A = 4 }\n[a, E.A]").value == "[ 3, 4 ]"
+    assert driver.run("const a: = 3").error["name"] == "SyntaxError"
+    assert driver.run("const f = (a: string) => a; f.toString()").value == '"(a) => a"'
