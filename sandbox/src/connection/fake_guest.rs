@@ -1,0 +1,342 @@
+//! A guest that does what a test says: a backend whose machines are threads at the other end of a socket pair, which
+//! speak the guest's side of the protocol.
+//!
+//! It stands for what a real guest cannot be made to do at will: die at a given moment, send garbage, send too much,
+//! not obey. What a real guest does is tested with real guests.
+
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use std::{fs, net, thread};
+
+use hayfork_protocol::frame::Channel as DataChannel;
+use hayfork_protocol::handshake::{GuestHello, GuestPreamble};
+use hayfork_protocol::message::{Event, Finished, Request, Status};
+use hayfork_protocol::mux::{Incoming, Mux, Role, StreamId};
+use hayfork_vmm::backend::{
+    Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory, Machine,
+    MachineSpec, ProcessStatus,
+};
+
+use crate::connection::lock;
+use crate::connection::watchdog::Patience;
+use crate::{Engine, EngineOptions};
+
+/// What a guest does, from its first instruction to its end. It exits when this returns, in the given way; `None`: when
+/// it is killed.
+type Script = dyn Fn(Guest) -> Option<ExitKind> + Send + Sync;
+
+/// The backend, and what its machines have come to.
+#[derive(Clone)]
+pub(crate) struct FakeBackend {
+    script: Arc<Script>,
+    pub(crate) launched: Arc<AtomicUsize>,
+    pub(crate) killed: Arc<AtomicUsize>,
+}
+
+impl FakeBackend {
+    pub(crate) fn new(script: impl Fn(Guest) -> Option<ExitKind> + Send + Sync + 'static) -> Self {
+        Self { script: Arc::new(script), launched: Arc::default(), killed: Arc::default() }
+    }
+
+    /// Machines that are neither killed nor gone by themselves, after giving the reaper up to 5 s.
+    pub(crate) fn wait_until_killed(&self, count: usize) {
+        let until = Instant::now() + Duration::from_secs(5);
+        while self.killed.load(Ordering::SeqCst) < count && Instant::now() < until {
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert_eq!(self.killed.load(Ordering::SeqCst), count, "machines killed");
+    }
+
+    /// An engine on this backend, with an image set of small files, and short patience.
+    pub(crate) fn engine(&self) -> TestEngine {
+        self.engine_with(Patience {
+            start: Duration::from_millis(300),
+            end: Duration::from_millis(300),
+            close: Duration::from_millis(300),
+        })
+    }
+
+    pub(crate) fn engine_with(&self, patience: Patience) -> TestEngine {
+        let images = tempfile::tempdir().unwrap();
+        write_set(images.path());
+        let options = EngineOptions {
+            images: Some(images.path().to_owned()),
+            boot_timeout: Duration::from_secs(5),
+            ..EngineOptions::default()
+        };
+        let retry = Duration::from_millis(200);
+        let engine = Engine::with_patience(options, Arc::new(self.clone()), patience, retry).unwrap();
+        TestEngine { engine, _images: images }
+    }
+}
+
+/// An engine with its images.
+pub(crate) struct TestEngine {
+    pub(crate) engine: Engine,
+    _images: tempfile::TempDir,
+}
+
+impl std::ops::Deref for TestEngine {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+fn write_set(directory: &Path) {
+    let digest = "0".repeat(64);
+    let part = |file: &str| format!(r#"{{"file": "{file}", "blake3": "{digest}", "bytes": 1}}"#);
+    let manifest = format!(
+        r#"{{"format": 1, "version": "test", "kernel": {}, "initramfs": {}, "images": {{"python": {}}}}}"#,
+        part("vmlinux"),
+        part("initramfs.cpio"),
+        part("python.erofs")
+    );
+    for file in ["vmlinux", "initramfs.cpio", "python.erofs"] {
+        fs::write(directory.join(file), "x").unwrap();
+    }
+    fs::write(directory.join("manifest.json"), manifest).unwrap();
+}
+
+/// The other end of a machine's channel.
+pub(crate) struct Guest {
+    pub(crate) stream: UnixStream,
+    pub(crate) mux: Mux,
+    pending: Vec<u8>,
+}
+
+impl Guest {
+    fn new(stream: UnixStream) -> Self {
+        Self { stream, mux: Mux::new(Role::Guest), pending: Vec::new() }
+    }
+
+    /// Reads some bytes; `None` when the host is gone.
+    pub(crate) fn read(&mut self) -> Option<Vec<u8>> {
+        let mut buffer = vec![0; 64 * 1024];
+        let count = self.stream.read(&mut buffer).ok().filter(|count| *count > 0)?;
+        buffer.truncate(count);
+        Some(buffer)
+    }
+
+    /// Writes bytes as they are; the host may be gone.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    /// Waits for the host's preamble and answers it.
+    pub(crate) fn meet(&mut self) -> Option<()> {
+        self.meet_as(1, &["python"])
+    }
+
+    pub(crate) fn meet_as(&mut self, version: u16, languages: &[&str]) -> Option<()> {
+        let nonce = self.preamble()?;
+        self.answer(&nonce, version, languages);
+        Some(())
+    }
+
+    /// Waits for a preamble.
+    pub(crate) fn preamble(&mut self) -> Option<[u8; 16]> {
+        let mut search = GuestPreamble::new();
+        loop {
+            let bytes = std::mem::take(&mut self.pending);
+            let mut input = &bytes[..];
+            if let Some((nonce, hello)) = search.receive(&mut input) {
+                assert!(hello.wall_clock_ns > 0 && hello.entropy != [0; 32]);
+                self.pending = input.to_vec();
+                return Some(nonce);
+            }
+            self.pending = self.read()?;
+        }
+    }
+
+    pub(crate) fn answer(&mut self, nonce: &[u8; 16], version: u16, languages: &[&str]) {
+        let hello = GuestHello {
+            version,
+            agent: "fake".into(),
+            uptime_ns: 1,
+            languages: languages.iter().map(|name| (*name).to_owned()).collect(),
+            memory_bytes: 1,
+        };
+        self.write(&GuestPreamble::answer(nonce, &hello));
+    }
+
+    /// Waits for what the host says next; `None` when the host is gone.
+    pub(crate) fn next(&mut self) -> Option<Incoming> {
+        loop {
+            self.flush();
+            let bytes = std::mem::take(&mut self.pending);
+            let mut input = &bytes[..];
+            let incoming = self.mux.receive(&mut input).expect("the host keeps to the protocol");
+            self.pending = input.to_vec();
+            if incoming.is_some() {
+                return incoming;
+            }
+            self.pending = self.read()?;
+        }
+    }
+
+    /// Waits for the next request.
+    pub(crate) fn open(&mut self) -> Option<(StreamId, Request)> {
+        loop {
+            if let Incoming::Open(id, request) = self.next()? {
+                return Some((id, request));
+            }
+        }
+    }
+
+    pub(crate) fn event(&mut self, id: StreamId, event: &Event) {
+        let _ = self.mux.event(id, event);
+        self.flush();
+    }
+
+    /// Sends as much as there is credit for and says how much.
+    pub(crate) fn data(&mut self, id: StreamId, channel: DataChannel, bytes: &[u8]) -> usize {
+        let sent = self.mux.data(id, channel, bytes);
+        self.flush();
+        sent
+    }
+
+    /// Ends an operation with that event.
+    pub(crate) fn end(&mut self, id: StreamId, event: &Event) {
+        self.event(id, event);
+        self.close(id);
+    }
+
+    pub(crate) fn close(&mut self, id: StreamId) {
+        self.mux.close(id);
+        self.flush();
+    }
+
+    /// Ends an execution well.
+    pub(crate) fn finish(&mut self, id: StreamId) {
+        self.end(id, &finished(0));
+    }
+
+    fn flush(&mut self) {
+        let bytes = self.mux.output().to_vec();
+        self.mux.advance(bytes.len());
+        self.write(&bytes);
+    }
+
+    /// Waits until the host is gone.
+    pub(crate) fn idle(mut self) -> Option<ExitKind> {
+        while self.next().is_some() {}
+        None
+    }
+}
+
+pub(crate) fn finished(exit_code: i32) -> Event {
+    Event::Finished(Finished {
+        status: Status::Exited,
+        exit_code,
+        state_reset: false,
+        spawn_us: 10,
+        run_us: 20,
+    })
+}
+
+/// How a machine has ended, shared by its handle and its thread.
+#[derive(Default)]
+struct Ending {
+    report: Mutex<Option<ExitReport>>,
+    /// Closed at the exit, which makes the other end readable.
+    alive: Mutex<Option<PipeWriter>>,
+}
+
+impl Ending {
+    fn end(&self, kind: ExitKind) {
+        lock(&self.report).get_or_insert_with(|| ExitReport {
+            kind,
+            status: ProcessStatus::Code(1),
+            console_tail: "the last words of the console".into(),
+            stderr_tail: "the last words of the hypervisor".into(),
+        });
+        *lock(&self.alive) = None;
+    }
+}
+
+struct FakeMachine {
+    channel: Option<UnixStream>,
+    guest: UnixStream,
+    exit: PipeReader,
+    ending: Arc<Ending>,
+    killed: Arc<AtomicUsize>,
+    counted: bool,
+}
+
+impl Backend for FakeBackend {
+    fn name(&self) -> &'static str {
+        "fake"
+    }
+
+    fn check(&self) -> Result<Capabilities, BackendError> {
+        Ok(Capabilities::new("fake", "threads".into(), Accelerator::Tcg))
+    }
+
+    fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
+        spec.validate()?;
+        let spawn = |source: io::Error| BackendError::Spawn { what: "a fake", source };
+        let (host, guest) = UnixStream::pair().map_err(spawn)?;
+        let (exit, alive) = io::pipe().map_err(spawn)?;
+        let ending = Arc::new(Ending { report: Mutex::default(), alive: Mutex::new(Some(alive)) });
+        self.launched.fetch_add(1, Ordering::SeqCst);
+        let (script, end) = (Arc::clone(&self.script), Arc::clone(&ending));
+        let stream = guest.try_clone().map_err(spawn)?;
+        let last = guest.try_clone().map_err(spawn)?;
+        thread::spawn(move || {
+            if let Some(kind) = script(Guest::new(stream)) {
+                end.end(kind);
+                let _ = last.shutdown(net::Shutdown::Both);
+            }
+        });
+        let killed = Arc::clone(&self.killed);
+        Ok(Box::new(FakeMachine { channel: Some(host), guest, exit, ending, killed, counted: false }))
+    }
+}
+
+impl Machine for FakeMachine {
+    fn take_channel(&mut self) -> Option<Channel> {
+        self.channel.take().map(Channel::Unix)
+    }
+
+    fn exit_fd(&self) -> BorrowedFd<'_> {
+        self.exit.as_fd()
+    }
+
+    fn try_exit(&self) -> Option<ExitReport> {
+        lock(&self.ending.report).clone()
+    }
+
+    fn console_tail(&self) -> String {
+        "the last words of the console".into()
+    }
+
+    fn kill(&mut self) -> Result<ExitReport, BackendError> {
+        self.ending.end(ExitKind::Killed);
+        let _ = self.guest.shutdown(net::Shutdown::Both);
+        if !std::mem::replace(&mut self.counted, true) {
+            self.killed.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(self.try_exit().expect("just ended"))
+    }
+
+    fn host_memory(&self) -> Option<HostMemory> {
+        None
+    }
+
+    fn process_id(&self) -> Option<u32> {
+        None
+    }
+}
+
+impl Drop for FakeMachine {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}

@@ -1,0 +1,52 @@
+//! How a sandbox ends: open, then closing (no more calls), then dead (the machine is gone).
+//!
+//! Written by the connection task and the reaper, read by callers. The reason is set once.
+
+use std::sync::{Arc, Mutex};
+
+use hayfork_vmm::backend::BackendError;
+use tokio::sync::watch;
+
+use super::lock;
+use crate::error::Error;
+
+/// Whether the machine is gone: `None` while it is not, an error if it could not be killed.
+pub(crate) type Death = Option<Result<(), Arc<BackendError>>>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Lifecycle {
+    /// The error for calls from now on; `None` while open.
+    ended: Mutex<Option<Error>>,
+    death: watch::Receiver<Death>,
+}
+
+impl Lifecycle {
+    /// An open sandbox, whose machine reports its death there.
+    pub(crate) fn new(death: watch::Receiver<Death>) -> Self {
+        Self { ended: Mutex::new(None), death }
+    }
+
+    /// The error for a call now, if the sandbox takes none.
+    pub(crate) fn refusal(&self) -> Option<Error> {
+        lock(&self.ended).clone()
+    }
+
+    /// Takes no more calls. The first error stays.
+    pub(crate) fn end(&self, error: Error) {
+        lock(&self.ended).get_or_insert(error);
+    }
+
+    /// Waits until the machine is gone.
+    ///
+    /// # Errors
+    /// It could not be killed.
+    pub(crate) async fn dead(&self) -> Result<(), Error> {
+        let mut death = self.death.clone();
+        match death.wait_for(Option::is_some).await.map(|death| death.clone()) {
+            Ok(Some(Err(error))) => Err(Error::Backend(error)),
+            // The sender lives as long as the machine's slot.
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! A running sandbox, as its users hold it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hayfork_protocol::message::{Env, Language, Request, User};
+use hayfork_vmm::backend::HostMemory;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use crate::connection::lifecycle::Lifecycle;
+use crate::connection::stream::{Link, Mailbox, Stream};
+use crate::connection::task::{New, QUEUE};
+use crate::engine;
+use crate::error::Error;
+use crate::options::{CommandOptions, ExecuteOptions};
+use crate::process::ThisProcess;
+use crate::reaper::Slot;
+use crate::running::Running;
+
+/// How long the start of a sandbox took, and on what it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BootTimings {
+    /// From the call of `create` until the virtual machine ran.
+    pub launch: Duration,
+    /// From there until the agent's answer.
+    pub handshake: Duration,
+    /// Everything.
+    pub total: Duration,
+    /// The backend's name, `qemu`.
+    pub backend: String,
+    /// What executes guest instructions: `kvm`, `tcg`.
+    pub accelerator: String,
+}
+
+/// A sandbox: one virtual machine with a guest agent.
+///
+/// Cheap to clone. When the last clone is dropped, and no [`Running`] of it is left either, the machine is killed in
+/// the background. Methods may be called from any thread, on any async executor, and at the same time.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    about: Arc<About>,
+    inner: Arc<ThisProcess<Inner>>,
+}
+
+/// Plain data about a sandbox.
+#[derive(Debug)]
+struct About {
+    id: String,
+    language: Language,
+    languages: Vec<String>,
+    memory_mib: u32,
+    timings: BootTimings,
+}
+
+#[derive(Debug)]
+struct Inner {
+    env: Env,
+    grant_root: bool,
+    runs: mpsc::Sender<New>,
+    operations: mpsc::Sender<New>,
+    mailbox: Arc<Mailbox>,
+    lifecycle: Arc<Lifecycle>,
+    slot: Arc<Slot>,
+    /// Keeps the runtime alive.
+    _engine: Arc<engine::Inner>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.mailbox.close("its last handle was dropped");
+    }
+}
+
+/// What a sandbox is made of.
+pub(crate) struct SandboxParts {
+    pub(crate) id: String,
+    pub(crate) language: Language,
+    pub(crate) languages: Vec<String>,
+    pub(crate) memory_mib: u32,
+    pub(crate) timings: BootTimings,
+    pub(crate) env: Env,
+    pub(crate) grant_root: bool,
+    pub(crate) runs: mpsc::Sender<New>,
+    pub(crate) operations: mpsc::Sender<New>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) engine: Arc<engine::Inner>,
+}
+
+impl Sandbox {
+    pub(crate) fn new(parts: SandboxParts) -> Self {
+        let about = About {
+            id: parts.id,
+            language: parts.language,
+            languages: parts.languages,
+            memory_mib: parts.memory_mib,
+            timings: parts.timings,
+        };
+        let inner = Inner {
+            env: parts.env,
+            grant_root: parts.grant_root,
+            runs: parts.runs,
+            operations: parts.operations,
+            mailbox: parts.mailbox,
+            lifecycle: parts.lifecycle,
+            slot: parts.slot,
+            _engine: parts.engine,
+        };
+        Self { about: Arc::new(about), inner: Arc::new(ThisProcess::new(inner)) }
+    }
+
+    /// Its id: 12 hexadecimal digits, drawn at random.
+    pub fn id(&self) -> &str {
+        &self.about.id
+    }
+
+    /// The language of its root image.
+    pub fn language(&self) -> Language {
+        self.about.language
+    }
+
+    /// Its memory in MiB.
+    pub fn memory_mib(&self) -> u32 {
+        self.about.memory_mib
+    }
+
+    /// How long its start took.
+    pub fn boot_timings(&self) -> BootTimings {
+        self.about.timings.clone()
+    }
+
+    /// Whether it takes no more calls: it was closed, or its machine is gone. Always so in a child made by `fork`.
+    pub fn is_closed(&self) -> bool {
+        self.inner.get().map_or(true, |inner| inner.lifecycle.refusal().is_some())
+    }
+
+    /// Runs source text. Never blocks; executions of one context run one after the other, in the order of the calls.
+    /// What is wrong comes as [`RunEvent::Failed`](crate::RunEvent::Failed).
+    pub fn execute(&self, options: ExecuteOptions) -> Running {
+        self.start(|inner| {
+            let language = options.language.unwrap_or(self.about.language);
+            if !self.about.languages.iter().any(|name| name == language.name()) {
+                return Err(Error::NoSuchLanguage {
+                    language: language.name(),
+                    available: self.about.languages.join(", "),
+                });
+            }
+            options.into_request(language, &inner.env)
+        })
+    }
+
+    /// Runs a program. Never blocks; commands run at the same time as each other and as executions. What is wrong comes
+    /// as [`RunEvent::Failed`](crate::RunEvent::Failed).
+    pub fn command(&self, options: CommandOptions) -> Running {
+        self.start(|inner| {
+            if options.user == User::Root && !inner.grant_root {
+                return Err(Error::RootNotGranted);
+            }
+            options.into_request(&inner.env)
+        })
+    }
+
+    fn start(&self, request: impl FnOnce(&Inner) -> Result<Request, Error>) -> Running {
+        let stream = self.inner.get().and_then(|inner| inner.open(request(inner)?));
+        Running::new(stream, self.clone())
+    }
+
+    /// Opens a stream for a request that is none of `Execute` and `Command`.
+    pub(crate) fn operation(&self, request: Request) -> Result<Stream, Error> {
+        request.validate()?;
+        self.inner.get()?.open(request)
+    }
+
+    /// What the machine costs the host; `None` where that is unknown, or after its end. Reads from /proc.
+    pub fn host_memory(&self) -> Option<HostMemory> {
+        self.inner.get().ok()?.slot.host_memory()
+    }
+
+    /// The host's process that runs the machine, while it lives.
+    pub fn process_id(&self) -> Option<u32> {
+        self.inner.get().ok()?.slot.process_id()
+    }
+
+    /// The newest console output of the guest's kernel, also after its end.
+    pub fn console_tail(&self) -> String {
+        self.inner.get().map(|inner| inner.slot.console_tail()).unwrap_or_default()
+    }
+
+    /// Interrupts everything that runs, as Ctrl-C: code may catch it, and its state survives.
+    pub fn interrupt(&self) {
+        if let Ok(inner) = self.inner.get() {
+            inner.mailbox.interrupt();
+        }
+    }
+
+    /// Closes it and waits until its machine is gone. What runs in it ends with `session_closed`. Closing again is fine.
+    ///
+    /// # Errors
+    /// The machine could not be killed, which only a fault of the host's kernel explains.
+    pub async fn close(&self) -> Result<(), Error> {
+        const REASON: &str = "it was closed";
+        let inner = self.inner.get()?;
+        inner.lifecycle.end(Error::closed(REASON));
+        inner.mailbox.close(REASON);
+        inner.lifecycle.dead().await
+    }
+}
+
+impl Inner {
+    fn open(&self, request: Request) -> Result<Stream, Error> {
+        if let Some(error) = self.lifecycle.refusal() {
+            return Err(error);
+        }
+        let (queue, sends) = match &request {
+            Request::Execute(execute) => (&self.runs, execute.stdin),
+            Request::Command(command) => (&self.runs, command.stdin),
+            Request::WriteFile { .. } => (&self.operations, true),
+            _ => (&self.operations, false),
+        };
+        let link = Link::new(Arc::clone(&self.mailbox), sends);
+        match queue.try_send(New { request, link: Arc::clone(&link) }) {
+            Ok(()) => Ok(Stream::new(link)),
+            Err(TrySendError::Full(_)) => Err(Error::Capacity(format!(
+                "{QUEUE} requests wait in this sandbox already, which is the most"
+            ))),
+            // The task says why before it closes its queues.
+            Err(TrySendError::Closed(_)) => {
+                Err(self.lifecycle.refusal().unwrap_or_else(|| Error::closed("the engine has ended")))
+            }
+        }
+    }
+}

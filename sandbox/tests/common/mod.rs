@@ -1,0 +1,49 @@
+//! What the tests with real guests share.
+#![allow(dead_code)] // each test file uses a part of it
+
+use std::future::Future;
+use std::time::Duration;
+
+use hayfork_sandbox::{
+    CommandOptions, Engine, EngineOptions, ExecuteOptions, Execution, Language, Sandbox, SandboxOptions,
+};
+
+/// An engine with the image set that `HAYFORK_IMAGES_DIR`, or the cache, holds. Without one the tests fail: they would
+/// prove nothing.
+pub(crate) fn engine() -> Engine {
+    let engine = Engine::new(EngineOptions::default()).expect("an engine needs no more than threads");
+    if let Err(error) = engine.images() {
+        panic!("these tests need an image set (make images, or HAYFORK_IMAGES_DIR): {error}");
+    }
+    engine
+}
+
+/// Runs a test's future on the engine's runtime, for at most two minutes, then kills what is left.
+pub(crate) fn block_on<T>(engine: &Engine, future: impl Future<Output = T>) -> T {
+    let result =
+        engine.runtime().block_on(async { tokio::time::timeout(Duration::from_secs(120), future).await });
+    engine.shutdown();
+    result.expect("the test hangs")
+}
+
+pub(crate) async fn create(engine: &Engine, language: Language) -> Sandbox {
+    engine.create(SandboxOptions::new(language)).await.expect("a sandbox")
+}
+
+pub(crate) async fn run(sandbox: &Sandbox, code: &str) -> Execution {
+    sandbox.execute(ExecuteOptions::new(code)).collect().await.expect("an execution")
+}
+
+pub(crate) async fn shell(sandbox: &Sandbox, command: &str) -> Execution {
+    sandbox.command(CommandOptions::new(["sh", "-c", command])).collect().await.expect("a command")
+}
+
+/// Standard output as text.
+pub(crate) fn out(execution: &Execution) -> String {
+    String::from_utf8(execution.stdout.clone()).expect("text")
+}
+
+/// Standard error as text.
+pub(crate) fn err(execution: &Execution) -> String {
+    String::from_utf8(execution.stderr.clone()).expect("text")
+}
