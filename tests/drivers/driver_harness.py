@@ -392,6 +392,15 @@ class Driver:
         """What the agent does for an interrupt: SIGINT to the driver's process group."""
         os.killpg(self.pid, signal.SIGINT)
 
+    def quiesce(self, timeout: float = DEADLINE) -> None:
+        """Until the driver sleeps and no signal waits for it: on a busy machine that takes a while."""
+
+        def asleep() -> bool:
+            fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+            return fields["State"].startswith("S") and int(fields["ShdPnd"], 16) == int(fields["SigPnd"], 16) == 0
+
+        self.pump(asleep, timeout, "the driver to sleep")
+
     # Waiting ---------------------------------------------------------------------------------------------------
 
     def pump(self, until: Callable[[], bool], timeout: float, what: str) -> None:

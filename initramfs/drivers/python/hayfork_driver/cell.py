@@ -9,7 +9,17 @@ from __future__ import annotations
 
 import builtins
 import sys
-from _ast import Expr, Expression, PyCF_ALLOW_TOP_LEVEL_AWAIT, PyCF_ONLY_AST
+from _ast import (
+    AST,
+    AsyncFunctionDef,
+    Call,
+    Expr,
+    Expression,
+    FunctionDef,
+    Lambda,
+    PyCF_ALLOW_TOP_LEVEL_AWAIT,
+    PyCF_ONLY_AST,
+)
 
 from .display import show_value
 from .guard import take_interrupt
@@ -23,6 +33,27 @@ if TYPE_CHECKING:
 
 FUTURES = 0x1FE0000  # the compiler flags of all features of __future__
 CO_COROUTINE = 0x80
+LOOP_NAMES = ("create_task", "ensure_future", "get_running_loop")
+RUN_NAMES = ("run", "run_until_complete", "run_forever", "Runner")
+
+
+def wants_loop(tree: Any) -> bool:
+    """Whether code without `await` counts on a running event loop, which notebooks have and scripts do not.
+
+    It does if it calls one of `LOOP_NAMES` outside functions, and starts no event loop itself.
+    """
+    called = set()
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, (FunctionDef, AsyncFunctionDef, Lambda)):
+            continue
+        if isinstance(node, Call):
+            called.add(getattr(node.func, "attr", None) or getattr(node.func, "id", None))
+        for field in node._fields:
+            value = getattr(node, field, None)
+            nodes.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, AST))
+    return any(name in called for name in LOOP_NAMES) and not any(name in called for name in RUN_NAMES)
 
 
 class Cell:
@@ -38,6 +69,7 @@ class Cell:
         self.filename = filename
         self.codes: list[CodeType] = []
         self.silent = True
+        self.in_loop = False
 
     def run(self, main: ModuleType) -> None:
         """Compiles and runs; what the code raises comes out."""
@@ -45,12 +77,13 @@ class Cell:
         remember(self.filename, self.source)
         self.compile()
         namespace = main.__dict__
-        value = None
-        for code in self.codes:
-            namespace.setdefault("__builtins__", builtins)
-            value = eval(code, namespace)
-            if code.co_flags & CO_COROUTINE:
-                value = self.await_(value)
+        if self.in_loop:
+            value = self.tasks_ready().run(self.codes, namespace)
+        else:
+            value = None
+            for code in self.codes:
+                namespace.setdefault("__builtins__", builtins)
+                value = eval(code, namespace)
         if not self.silent:
             hook = getattr(sys, "displayhook", None)
             if callable(hook) and hook is not displayhook:
@@ -58,18 +91,19 @@ class Cell:
             else:
                 show_value(value)
 
-    def await_(self, coroutine: Any) -> Any:
-        """Runs code that awaits."""
+    def tasks_ready(self) -> Any:
+        """What runs code that awaits."""
         if Cell.tasks is None:
             from . import tasks
 
             Cell.tasks = tasks
-        return Cell.tasks.run(coroutine)
+        return Cell.tasks
 
     def compile(self) -> None:
         """Fills `codes`: all statements, or all but the last and its value."""
         flags = PyCF_ALLOW_TOP_LEVEL_AWAIT | Cell.futures
         tree: Any = compile(self.source, self.filename, "exec", flags | PyCF_ONLY_AST, True)
+        self.in_loop = any(name in self.source for name in LOOP_NAMES) and wants_loop(tree)
         last = None
         if tree.body and isinstance(tree.body[-1], Expr):
             last = Expression(tree.body.pop().value)
@@ -82,6 +116,7 @@ class Cell:
             codes.append(compile(last, self.filename, "eval", flags, True))
         Cell.futures |= flags & FUTURES
         self.codes = codes
+        self.in_loop = self.in_loop or any(code.co_flags & CO_COROUTINE for code in codes)
 
     def ends_with_semicolon(self, node: Any) -> bool:
         """Whether a semicolon follows the last expression. Positions are in bytes of UTF-8."""

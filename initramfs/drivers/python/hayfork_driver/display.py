@@ -58,6 +58,10 @@ def show_value(value: Any) -> None:
     builtins._ = None  # type: ignore[attr-defined]
     emit("result", bundle(value))
     builtins._ = value  # type: ignore[attr-defined]
+    if is_figure(value):
+        from .figures import shown
+
+        shown.append(value)
 
 
 def bundle(thing: Any) -> list[tuple[str, bytes]]:
@@ -142,9 +146,14 @@ def encode(mime: str, data: Any) -> bytes:
     return str(data).encode("utf-8", "backslashreplace")
 
 
+def is_figure(thing: Any) -> bool:
+    """Whether it is a figure of Matplotlib."""
+    return str(type(thing).__module__) == "matplotlib.figure"
+
+
 def figure(thing: Any) -> bytes | None:
     """The picture of a Matplotlib figure."""
-    if not type(thing).__module__.startswith("matplotlib.figure"):
+    if not is_figure(thing):
         return None
     from .figures import picture
 

@@ -24,9 +24,10 @@ def report(error: BaseException, codes: list[CodeType]) -> None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         if VERSION >= (3, 12):
             sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]
+    value = text_of(error)
     text = described(error)
     if current.folder:
-        emit_error(type(error).__name__, text_of(error), text)
+        emit_error(type(error).__name__, value, text)
     hook = getattr(sys, "excepthook", excepthook)
     if hook is not excepthook:
         try:
@@ -80,7 +81,7 @@ def described(error: BaseException) -> str:
         remove_own(text, set())
         return "".join(text.format())
     except Exception:
-        return bare(error)
+        return bare(error, text_of(error))
 
 
 def remove_own(text: Any, seen: set[int]) -> None:
@@ -104,7 +105,7 @@ def text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def bare(error: BaseException) -> str:
+def bare(error: BaseException, value: str) -> str:
     """A traceback without the help of `traceback`, for sessions in which user code has broken that."""
     lines = []
     at = error.__traceback__
@@ -115,6 +116,5 @@ def bare(error: BaseException) -> str:
         at = at.tb_next
     if lines:
         lines.insert(0, "Traceback (most recent call last):\n")
-    value = text_of(error)
     lines.append(f"{type(error).__name__}: {value}\n" if value else f"{type(error).__name__}\n")
     return "".join(lines)

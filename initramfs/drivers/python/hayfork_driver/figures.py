@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+#: The figure that was the value of the last expression: it has been shown.
+shown: list[Any] = []
+
+
 def picture(figure: Any) -> bytes:
     """A figure as PNG."""
     file = BytesIO()
@@ -28,7 +32,7 @@ def show_open_figures(pyplot: Any) -> None:
     for number in pyplot.get_fignums():
         figure = pyplot.figure(number)
         try:
-            if figure.axes or figure.get_children()[1:]:
+            if figure not in shown and (figure.axes or figure.get_children()[1:]):
                 emit("display", [("text/plain", repr(figure).encode()), ("image/png", picture(figure))])
         finally:
             pyplot.close(figure)
@@ -54,3 +58,4 @@ def show_rest() -> None:
     pyplot = modules.get("matplotlib.pyplot")
     if pyplot is not None and hasattr(pyplot, "get_fignums"):
         show_open_figures(pyplot)
+    shown.clear()

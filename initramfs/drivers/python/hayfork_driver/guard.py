@@ -1,17 +1,13 @@
 """Ctrl-C, other signals, and the border between the driver's code and the user's.
 
-`call_user` is the only way from the driver into code that the user may have written. It returns what that code returned or
-raised. Two means keep signals from breaking the driver itself or from getting lost:
+`run_user` runs an execution's code, `call_user` calls what else the user may have written (a `__repr__`, an `excepthook`).
+Both return what the code returned or raised. They keep signals from breaking the driver itself and from getting lost:
 
-- The handler for SIGINT looks at the frame it interrupts. It raises KeyboardInterrupt only in code called through
-  `call_user`; in the driver's own frames it leaves a note. So an interrupt while idle does nothing; one that comes
-  after an execution has been taken but before its code runs is raised as soon as that code starts; one that comes
-  while the driver collects results is too late, and does nothing.
-- User code may have handlers of its own that raise at any moment (the alarm of an earlier execution). The main thread
-  blocks all signals except in `call_user` and while it waits for work (`idle`).
-
-`signal.default_int_handler` is replaced by our handler before the user can import it: who compares handlers with it, as
-`asyncio.run` does, finds what a plain interpreter has.
+- The main thread blocks all signals except in these two functions and while it waits for work (`idle`): a handler of
+  the user's may raise at any moment, such as that of an alarm set an execution ago.
+- In `run_user`, SIGINT has the user's own handler or Python's usual one, so everything looks as in a plain interpreter.
+- At all other times SIGINT has the handler `on_interrupt`, which knows what to do: nothing while idle; a note for `run_user`
+  if an execution has just been taken; KeyboardInterrupt if the interrupted frame is user code in `call_user`.
 """
 
 from __future__ import annotations
@@ -22,14 +18,30 @@ from .plain import is_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import signal as signals
     from collections.abc import Callable
-    from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, getsignal, pthread_sigmask, signal, valid_signals
+    from signal import (
+        SIG_BLOCK,
+        SIG_SETMASK,
+        SIGINT,
+        default_int_handler,
+        getsignal,
+        pthread_sigmask,
+        signal,
+        valid_signals,
+    )
     from types import FrameType
     from typing import Any
 else:
-    import _signal as signals
-    from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, getsignal, pthread_sigmask, signal, valid_signals
+    from _signal import (
+        SIG_BLOCK,
+        SIG_SETMASK,
+        SIGINT,
+        default_int_handler,
+        getsignal,
+        pthread_sigmask,
+        signal,
+        valid_signals,
+    )
 
 ROOM = 1000  # the recursion limit that the driver gets at least
 
@@ -37,7 +49,7 @@ ROOM = 1000  # the recursion limit that the driver gets at least
 class Border:
     """What the handler for SIGINT must know of where the main thread is."""
 
-    #: In code called by `call_user`.
+    #: In `call_user`.
     open = False
     #: An interrupt has come for the execution that is about to start.
     noted = False
@@ -50,7 +62,7 @@ class Border:
 class Settings:
     """What user code has set for its own thread of control. The driver works without, and gives it back."""
 
-    handler: Any = None
+    handler: Any = default_int_handler
     mask: Any = ()
     blocked = False
     trace: Any = None
@@ -64,29 +76,38 @@ ALL_SIGNALS = valid_signals()
 
 
 def on_interrupt(signum: int, frame: FrameType | None) -> None:
-    """The handler for SIGINT."""
+    """The handler for SIGINT, except in `run_user`."""
     if border.open:
-        while frame is not None and frame.f_code is not CALL_USER:
+        while frame is not None and frame.f_code is not CALL:
             if not is_own(frame.f_code.co_filename):
                 raise KeyboardInterrupt
             frame = frame.f_back
-    if border.open or border.incoming[0]:
+    elif border.incoming[0]:
         border.noted = True
     elif border.look is not None and border.look():
         border.noted = True
         raise KeyboardInterrupt  # a task that does not yield must not keep the execution waiting
 
 
-def call_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-    """Calls and returns `(value, None)` or `(None, exception)`.
+def run_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Calls what runs an execution's code; returns `(value, None)` or `(None, exception)`."""
+    return guarded(False, settings.handler, call, args)
 
-    Nothing that the interpreter could take as an occasion to run a handler stands outside the `try` blocks: handlers run
-    after calls and at the ends of loops.
+
+def call_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """The same for other code of the user's."""
+    return guarded(True, None, call, args)
+
+
+def guarded(open_: bool, handler: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+    """Nothing that the interpreter could take as an occasion to run a handler stands outside the `try` blocks.
+
+    Those occasions are the ends of calls and of loops.
     """
     value = error = None
     try:
-        release()
-        border.open = True
+        release(handler)
+        border.open = open_
         value = call(*args)
     except BaseException as raised:
         error = raised
@@ -97,32 +118,44 @@ def call_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException 
         error = error or raised
         try:
             hold()
-        except BaseException as again:
-            error = again
+        except BaseException:
+            try:
+                hold()
+            except BaseException:
+                hold()
     return value, error
 
 
-CALL_USER = call_user.__code__
+CALL = guarded.__code__
+
+
+def shielded(call: Callable[[Any], Any], argument: Any) -> Any:
+    """Calls with all signals blocked, for what must not be left half done."""
+    mask = pthread_sigmask(SIG_BLOCK, ())
+    try:
+        pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
+        return call(argument)
+    finally:
+        pthread_sigmask(SIG_SETMASK, mask)
 
 
 def take_interrupt() -> None:
-    """First thing in an execution: raises KeyboardInterrupt if one has come meanwhile."""
+    """First thing in an execution: raises KeyboardInterrupt if one has come since it was taken."""
     if border.noted:
         border.noted = False
         raise KeyboardInterrupt
 
 
-def release() -> None:
-    """Gives the user's settings back."""
+def release(handler: Any) -> None:
+    """Gives the user's settings back; `handler` is the one for SIGINT, if it is not to be ours."""
     if settings.recursion is not None:
         try:
             setrecursionlimit(settings.recursion)
         except RecursionError:
             pass
         settings.recursion = None
-    if settings.handler is not None:
-        signal(SIGINT, settings.handler)
-        settings.handler = None
+    if handler is not None:
+        signal(SIGINT, handler)
     settings.blocked = False
     pthread_sigmask(SIG_SETMASK, settings.mask)
     profile, trace = settings.profile, settings.trace
@@ -181,6 +214,5 @@ def idle(wait: Callable[[], None]) -> BaseException | None:
 
 def install() -> None:
     """At start."""
-    signals.default_int_handler = on_interrupt
     signal(SIGINT, on_interrupt)
     block()

@@ -20,7 +20,7 @@ from posix import open as open_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import CodeType, ModuleType
 
     HERE: str  # set by driver.py
@@ -47,8 +47,13 @@ def private_import(
         return OwnFiles(fromlist[0])  # type: ignore[return-value]
     found = (own_modules if level else standard_modules).get(name)
     if found is None:
-        found = load(name) if level else standard(name)
+        found = shield(load if level else standard, name)
     return found
+
+
+def shield(call: "Callable[[str], ModuleType]", name: str) -> "ModuleType":
+    """Calls `call(name)`. Replaced by `guard.shielded` once that is loaded: no signal must leave a module half loaded."""
+    return call(name)
 
 
 class OwnFiles:
@@ -130,4 +135,7 @@ def standard(name: str) -> "ModuleType":
 def start(folder: str) -> None:
     """Makes the user's `__main__` and serves executions until the agent is gone."""
     PRIVATE["__import__"] = private_import  # type: ignore[index]
-    load("loop").serve(folder)
+    loop = load("loop")
+    global shield
+    shield = own_modules["guard"].shielded
+    loop.serve(folder)

@@ -17,7 +17,7 @@ from .cell import Cell
 from .display import display
 from .environment import apply, parse, restore
 from .plain import modules
-from .guard import border, call_user, idle
+from .guard import border, call_user, idle, run_user
 from .guard import install as install_guard
 from .imports import install as install_imports
 from .processes import flush_c_streams, leave
@@ -154,7 +154,7 @@ def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: b
     settle(main)
     current.folder, current.token = place, token
     cell = Cell(source, filename)
-    _, error = call_user(cell.run, main)
+    _, error = run_user(cell.run, main)
     if getpid() != process:
         current.folder = ""
         call_user(leave, exit_code(error, cell.codes))
@@ -163,7 +163,9 @@ def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: b
     code = exit_code(error, cell.codes)
     del error
     if "matplotlib.pyplot" in modules:
-        call_user(show_figures)
+        _, failure = call_user(show_figures)
+        if failure is not None:
+            call_user(complain, failure)
     current.folder = current.token = ""
     call_user(flush_streams)
     detach(folder)
@@ -178,7 +180,9 @@ def exit_code(error: BaseException | None, codes: list[CodeType]) -> int:
     if isinstance(error, SystemExit):
         code, failure = call_user(exit_status, error)
         return code if failure is None else 1
-    call_user(show_error, error, codes)
+    _, failure = call_user(show_error, error, codes)
+    if failure is not None:  # the user's own __str__ or excepthook did not come to an end
+        call_user(show_barely, error)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
@@ -200,6 +204,13 @@ def show_error(error: BaseException, codes: list[CodeType]) -> None:
     from .errors import report
 
     report(error, codes)
+
+
+def show_barely(error: BaseException) -> None:
+    """Without asking the exception for its text."""
+    from .errors import bare, write
+
+    write(bare(error, "<exception str() failed>"))
 
 
 def show_figures() -> None:

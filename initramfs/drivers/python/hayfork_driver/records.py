@@ -8,7 +8,7 @@ from __future__ import annotations
 from _thread import allocate_lock
 from posix import O_WRONLY, close, getpid, write
 
-from .guard import ALL_SIGNALS, SIG_BLOCK, SIG_SETMASK, pthread_sigmask
+from .guard import shielded
 from .streams import open_path
 
 TYPE_CHECKING = False
@@ -92,16 +92,16 @@ def emit_error(name: str, value: str, traceback: str) -> None:
 
 def send(fields: str, parts: list[bytes]) -> None:
     """Writes one record to the agent: whole, not mixed with those of other threads, not cut short by a signal handler."""
-    data = memoryview(b"".join([f'{{"token":"{current.token}",{fields}}}\n'.encode(), *parts]))
-    mask = pthread_sigmask(SIG_BLOCK, ())
-    try:
-        pthread_sigmask(SIG_BLOCK, ALL_SIGNALS)
-        with current.lock:
-            fd = open_path(current.folder + "/results", O_WRONLY)
-            try:
-                while data:
-                    data = data[write(fd, data) :]
-            finally:
-                close(fd)
-    finally:
-        pthread_sigmask(SIG_SETMASK, mask)
+    shielded(write_all, f'{{"token":"{current.token}",{fields}}}\n'.encode() + b"".join(parts))
+
+
+def write_all(data: bytes) -> None:
+    """Writes to the FIFO. A write to a pipe may take less than it is given."""
+    rest = memoryview(data)
+    with current.lock:
+        fd = open_path(current.folder + "/results", O_WRONLY)
+        try:
+            while rest:
+                rest = rest[write(fd, rest) :]
+        finally:
+            close(fd)

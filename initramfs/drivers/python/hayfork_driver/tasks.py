@@ -1,17 +1,21 @@
 """Top-level `await`: one event loop for the whole session, so that tasks live on from one execution to the next.
 
-The loop runs while an execution awaits something, and while the session is idle if tasks are left (`run_idle`). It does not
-run while an execution has no top-level `await`, so that `asyncio.run` works there.
+The loop runs during executions that await something at top level or start tasks there, and while the session is idle if
+tasks are left (`run_idle`). It does not run during other executions, so that `asyncio.run` works there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
+    from types import CodeType
     from typing import Any
+
+CO_COROUTINE = 0x80
 
 
 class Session:
@@ -32,10 +36,21 @@ def usable_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def evaluate(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
+    """Runs code objects one after the other, awaiting those that await; returns what the last one gives."""
+    value = None
+    for code in codes:
+        namespace.setdefault("__builtins__", builtins)
+        value = eval(code, namespace)
+        if code.co_flags & CO_COROUTINE:
+            value = await value
+    return value
+
+
+def run(codes: list[CodeType], namespace: dict[str, Any]) -> Any:
     """Runs an execution's code to its end. After an interrupt the code gets a CancelledError and may clean up."""
     loop = usable_loop()
-    task = loop.create_task(coroutine)
+    task = loop.create_task(evaluate(codes, namespace))
     try:
         return loop.run_until_complete(task)
     except KeyboardInterrupt as interrupt:
