@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use hayfork_qemu::{Qemu, QemuOptions};
 use hayfork_vmm::backend::{Backend, ExitKind, MIN_MEMORY_MIB};
-use support::{BOOT_TIME, Client, is_alive, launch, spec, tcg, wait_until};
+use support::{BOOT_TIME, Client, backend, is_alive, launch, spec, wait_until};
 
 /// Set in the copy of a test that plays the program which is killed.
 const ROLE: &str = "HAYFORK_TEST_ROLE";
@@ -150,7 +150,7 @@ fn count(folder: &str) -> usize {
 #[ignore = "needs the image set"]
 fn machines_leave_no_descriptor_thread_or_child_behind() {
     // The first makes the spawner thread, which stays.
-    let backend = tcg();
+    let backend = backend();
     drop(backend.launch(&spec("serve")).unwrap());
     let (descriptors, threads) = (count("/proc/self/fd"), count("/proc/self/task"));
     for round in 0..6 {
@@ -217,7 +217,7 @@ fn bad_specs_and_missing_images_are_named_before_anything_starts() {
     let error = |change: fn(&mut hayfork_vmm::backend::MachineSpec)| {
         let mut spec = spec("serve");
         change(&mut spec);
-        tcg().launch(&spec).err().expect("the launch fails")
+        backend().launch(&spec).err().expect("the launch fails")
     };
     let small = error(|spec| spec.memory_mib = 1);
     assert_eq!(small.code(), "memory_too_small");

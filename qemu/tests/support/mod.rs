@@ -84,14 +84,20 @@ pub(crate) fn spec(test: &str) -> MachineSpec {
     spec
 }
 
-/// The backend with the translator, whatever else the host has.
-pub(crate) fn tcg() -> Qemu {
-    Qemu::new(QemuOptions { accelerator: AcceleratorChoice::Tcg, ..QemuOptions::default() })
+/// The backend with the translator, whatever else the host has, so that tests mean the same everywhere; or with KVM if
+/// `HAYFORK_TEST_ACCELERATOR` says so, on a host that has it.
+pub(crate) fn backend() -> Qemu {
+    let accelerator = match std::env::var("HAYFORK_TEST_ACCELERATOR").as_deref() {
+        Ok("kvm") => AcceleratorChoice::Kvm,
+        Ok("tcg") | Err(_) => AcceleratorChoice::Tcg,
+        Ok(other) => panic!("HAYFORK_TEST_ACCELERATOR is kvm or tcg, not {other}"),
+    };
+    Qemu::new(QemuOptions { accelerator, ..QemuOptions::default() })
 }
 
 /// Launches, and says what the console says if that fails.
 pub(crate) fn launch(spec: &MachineSpec) -> Box<dyn Machine> {
-    tcg().launch(spec).unwrap()
+    backend().launch(spec).unwrap()
 }
 
 /// The host's end of a guest that serves.

@@ -24,7 +24,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Instructions a second from which on a hypervisor counts as hardware: several times what interpreters reach. Hardware
-/// reaches more than 100 million, and 20 to 60 million where what passes for hardware is translated itself.
+/// reaches more than 100 million, and 10 to 20 million where what passes for hardware is translated itself.
 pub const HARDWARE_RATE: f64 = 5e6;
 
 /// After this time no further measuring run is started, but for the first few. A run on a slow interpreter (0.6 million
