@@ -183,7 +183,7 @@ def test_traceback_is_the_users_alone(driver: Driver) -> None:
         assert lines[5:9] == [
             f"    at m ({file}:5:7)",
             f"    at <anonymous> ({file}:6:22)",
-            "    at inner (<cell 1>:4:28)",
+            "    at inner (<cell 1>:4:29)",
             "    at outer (<cell 1>:2:15)",
         ]
         assert len(lines) == 10

@@ -109,6 +109,38 @@ def test_functions_are_hoisted(driver: Driver) -> None:
     assert evaluate(driver, "const q = await h(); async function h() { return 4 }", "q") == 4
 
 
+@pytest.mark.parametrize(
+    "assignment",
+    ["c = 2", "c += 2", "c++", "--c", "[c] = [2]", "({c} = {c: 2})", "({c = 1} = {})", "({a: c} = {a: 2})", "[...c] = [2]",
+     "for (c of [2]) {}", "for (c in {a: 1}) {}", "c ??= 2, c = 2", "(() => { c = 2 })()", "eval('1'); { let d = (c = 2) }"],
+)  # fmt: skip
+@pytest.mark.parametrize("awaits", [False, True], ids=["sync", "await"])
+def test_constants_cannot_be_assigned_to(driver: Driver, assignment: str, awaits: bool) -> None:
+    prefix = "await 0; " if awaits else ""
+    for code in (f"const c = 1; {assignment}", assignment):
+        result = driver.run(prefix + code)
+        assert (result.exit_code, result.error["name"]) == (1, "TypeError"), (code, result.err)
+        assert evaluate(driver, "c") == 1
+
+
+def test_names_of_inner_scopes_may_be_called_like_constants(driver: Driver) -> None:
+    code = """
+    const c = 1, d = 1
+    function parameter(c) { c = 2; return c }
+    const arrow = ({d}, [c] = []) => { c = d = 2; return c + d }
+    function variables() { { var c } for (var d in {a: 1}); c = 2; d = 2; return c + d }
+    function blocks() { let s = 0; { let c = 1; c = 2; s += c } for (let d = 0; d < 2; d++) s += d; try { throw 1 } catch (c) { c = 2; s += c } return s }
+    function named() { const f = function c() { }; class d { static m() { return d } } function c() {} c = 2; return c }
+    switch (1) { case 1: let c = 1; c = 2 }
+    const o = {c: 1}; o.c = 2; o["d"] = 3
+    """
+    assert evaluate(driver, code, "[parameter(1), arrow({}), variables(), blocks(), named(), c, d, o]") == [
+        2, 4, 4, 5, 2, 1, 1, {"c": 2, "d": 3},
+    ]  # fmt: skip
+    assert evaluate(driver, "let c = 5; c = 6; c") == 6
+    assert evaluate(driver, "c = 7; c") == 7
+
+
 def test_names_declared_twice_in_one_text_are_a_syntax_error(driver: Driver) -> None:
     result = driver.run("const x = 1; const x = 2")
     assert result.exit_code == 1

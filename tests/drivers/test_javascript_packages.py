@@ -38,7 +38,7 @@ def test_driver_works_with_the_files_of_the_recipe_alone(
     monkeypatch.setattr(driver_harness, "DRIVERS", root / "drivers")
     driver = make_driver("javascript")
     assert driver.run("1 + 1").value == "2"
-    # A wrong type annotation position makes sucrase format its message, which loads lines-and-columns.
     assert driver.run("const a: number = 3; enum E { A = 4 }\n[a, E.A]").value == "[ 3, 4 ]"
+    # Sucrase formats a message for this, which loads lines-and-columns.
     assert driver.run("const a: = 3").error["name"] == "SyntaxError"
     assert driver.run("const f = (a: string) => a; f.toString()").value == '"(a) => a"'

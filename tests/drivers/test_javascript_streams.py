@@ -124,7 +124,7 @@ BREAKING = [
     "String.prototype.split = String.prototype.replace = null; RegExp.prototype.exec = null; Map.prototype.get = null; Map.prototype.set = null",
     "Promise = null; setImmediate = null; queueMicrotask = null; setTimeout = null",
     "JSON.stringify = null; JSON.parse = null; Reflect.apply = null; Reflect.defineProperty = null",
-    "Function.prototype.call = null; Function.prototype.apply = null; Function.prototype.bind = null",
+    "Function.prototype.call = null; Function.prototype.apply = null",
     "console.log = () => {}",
     "process.stdout = null; process.stderr = 5; process.stdin = null",
     "process.exit = process.on = process.emit = process.listeners = process.listenerCount = process.cwd = null",

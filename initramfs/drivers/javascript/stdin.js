@@ -1,64 +1,20 @@
 /*
  * Standard input as user code sees it. Each execution has another file behind descriptor 0, with its own content or none, so
- * nothing may remember input of an earlier execution. The runtime's own readers do: `process.stdin` and `Bun.stdin` are made
- * once, `console[Symbol.asyncIterator]` and `prompt` keep what they have read ahead. These are replaced here.
+ * nothing may remember input of an earlier execution. The runtime's own readers do: `Bun.stdin` is made once,
+ * `console[Symbol.asyncIterator]` and `prompt` keep what they have read ahead. These are replaced here, `process.stdin` in
+ * streams.js.
  */
 
 "use strict";
 
 const fs = require("node:fs");
-const { Readable } = require("node:stream");
 
-const readFile = fs.read;
 const readNow = fs.readSync;
-const closeFile = fs.closeSync;
 const writeNow = fs.writeSync;
 const theBun = Bun;
 const { file } = Bun;
 
 let hooks;
-
-/** The execution has ended: no more input from that stream. */
-let release;
-
-/** Descriptor 0 of one execution. It reads from a copy, so that it never takes input meant for a later execution. */
-class ReadStream extends Readable {
-  #copy = -1;
-  #over = false;
-
-  constructor() {
-    super({ highWaterMark: 65536, emitClose: false });
-    this.fd = 0;
-    this._isStdio = true;
-  }
-
-  _read(size) {
-    if (this.#copy < 0 && !this.#over) this.#copy = hooks.copyOfStdin();
-    if (this.#over || this.#copy < 0) {
-      this.push(null);
-      return;
-    }
-    const buffer = Buffer.allocUnsafe(size);
-    readFile(this.#copy, buffer, 0, size, null, (error, count) => {
-      if (error || count === 0) {
-        this.#release();
-        this.push(null);
-      } else {
-        this.push(buffer.subarray(0, count));
-      }
-    });
-  }
-
-  #release() {
-    if (this.#copy >= 0) closeFile(this.#copy);
-    this.#copy = -1;
-    this.#over = true;
-  }
-
-  static {
-    release = (stream) => stream.#release();
-  }
-}
 
 /** The next line of descriptor 0 without its end, byte by byte so that nothing is read ahead; null at the end. */
 function readLine() {
@@ -132,10 +88,9 @@ function install(given) {
   installDevStdin();
 }
 
-/** A fresh process.stdin and Bun.stdin; the ones before have ended. */
+/** A Bun.stdin that remembers nothing. */
 function renew() {
   theBun.stdin = file(0);
-  return new ReadStream();
 }
 
-module.exports = { install, renew, release: (stream) => release(stream) };
+module.exports = { install, renew };

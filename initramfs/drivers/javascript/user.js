@@ -3,17 +3,13 @@
  * are what user code expects: process.stdin/stdout/stderr, process.exit, require, module, import.meta, display.
  *
  * `hooks` are the driver's functions (realm/execution.js): they are called with plain values and do the work.
- *
- * process.stdout and process.stderr write at once and completely, as Node's do for pipes. Bun's own are bound to the file
- * that was behind the descriptor when they were first used, and write later: output would end up in the wrong execution.
  */
 
 "use strict";
 
+const { read, closeSync } = require("node:fs");
 const path = require("node:path");
 const Module = require("node:module");
-const { pathToFileURL } = require("node:url");
-const { Writable } = require("node:stream");
 const standardInput = require("./stdin.js");
 
 // Taken before user code can replace them. What runs between executions (`prepare`) uses nothing else.
@@ -22,36 +18,13 @@ const theProcess = process;
 const { createRequire } = Module;
 const { resolveSync } = Bun;
 const { isAbsolute, join, dirname, basename } = path;
-const { defineProperty } = Reflect;
+const { defineProperty, getOwnPropertyDescriptor } = Reflect;
 const cwd = process.cwd.bind(process);
 const plainKill = process.kill.bind(process);
 const later = setImmediate;
 const { pid, execPath } = process;
 
 const hooks = {};
-
-class WriteStream extends Writable {
-  constructor(fd) {
-    super({ decodeStrings: true, emitClose: false });
-    this.fd = fd;
-    this._type = "pipe";
-    this._isStdio = true;
-  }
-
-  _write(chunk, _encoding, done) {
-    hooks.write(this.fd, chunk);
-    done();
-  }
-
-  // As in Node: the process's own streams cannot be destroyed.
-  _destroy(error, done) {
-    done(error);
-  }
-
-  destroySoon() {
-    this.end();
-  }
-}
 
 function define(object, name, value, enumerable = true) {
   defineProperty(object, name, { __proto__: null, value, writable: true, enumerable, configurable: true });
@@ -131,9 +104,11 @@ function installRequire() {
   define(world, "exports", main.exports, false);
 }
 
+const fileUrl = (name) => require("node:url").pathToFileURL(name).href;
+
 function importMeta() {
   return {
-    url: pathToFileURL(filename).href,
+    url: fileUrl(filename),
     main: true,
     dir: dirname(filename),
     dirname: dirname(filename),
@@ -144,7 +119,7 @@ function importMeta() {
     require: theRequire,
     resolve: (id) => {
       const found = resolveSync(id, anchor);
-      return isAbsolute(found) ? pathToFileURL(found).href : found;
+      return isAbsolute(found) ? fileUrl(found) : found;
     },
     resolveSync: (id, from = anchor) => resolveSync(id, from),
   };
@@ -165,11 +140,32 @@ function liveBinding(namespace, imported) {
 
 // --- before each execution -----------------------------------------------------------------------------------------
 
-let stdin;
+/** A global property that cannot be assigned to, in sloppy code either. */
+function forbidAssignment(name) {
+  defineProperty(world, name, { ...liveBinding({}, ""), enumerable: false });
+}
 
-/** Is that still a stream of ours, in working order? */
-function isUsable(stream, fd) {
-  return stream instanceof WriteStream && !stream.destroyed && !stream.writableEnded && stream.fd === fd;
+// process.stdin, process.stdout and process.stderr are made when they are first used: the library behind them takes
+// longer to load than everything else of the driver, and most code only calls console.log.
+const made = { __proto__: null, stdin: null, stdout: null, stderr: null };
+const accessors = { __proto__: null, stdin: lazily("stdin"), stdout: lazily("stdout"), stderr: lazily("stderr") };
+
+function lazily(name) {
+  return {
+    __proto__: null,
+    get: () => (made[name] ??= require("./streams.js").open(name, hooks)),
+    set: (value) => define(theProcess, name, value),
+    enumerable: true,
+    configurable: true,
+  };
+}
+
+function renewStream(name) {
+  const stream = made[name];
+  if (stream && (name === "stdin" || stream.destroyed || stream.writableEnded)) made[name] = null;
+  if (getOwnPropertyDescriptor(theProcess, name)?.get !== accessors[name].get) {
+    defineProperty(theProcess, name, accessors[name]);
+  }
 }
 
 /** Puts right what an earlier execution replaced, closed or used up. */
@@ -178,21 +174,21 @@ function prepare(name) {
   define(world, "__filename", filename, false);
   define(world, "__dirname", dirname(filename), false);
   define(theProcess, "argv", [execPath, filename]);
-  if (!isUsable(theProcess.stdout, 1)) define(theProcess, "stdout", new WriteStream(1));
-  if (!isUsable(theProcess.stderr, 2)) define(theProcess, "stderr", new WriteStream(2));
-  if (stdin) standardInput.release(stdin);
-  stdin = standardInput.renew();
-  define(theProcess, "stdin", stdin);
+  finish();
+  renewStream("stdin");
+  renewStream("stdout");
+  renewStream("stderr");
+  standardInput.renew();
   if (theProcess.exit !== exit) define(theProcess, "exit", exit);
 }
 
 /** The input of an execution ends with it. */
 function finish() {
-  standardInput.release(stdin);
+  if (made.stdin) require("./streams.js").release(made.stdin);
 }
 
 function install(given) {
-  Object.assign(hooks, given);
+  Object.assign(hooks, given, { read, closeSync });
   define(theProcess, "kill", kill);
   theProcess.execArgv = ["--no-install"];
   installRequire();
@@ -203,4 +199,4 @@ function install(given) {
   prepare("[execution]");
 }
 
-module.exports = { install, prepare, finish, importMeta, liveBinding, unwinding };
+module.exports = { install, prepare, finish, importMeta, liveBinding, forbidAssignment, unwinding };

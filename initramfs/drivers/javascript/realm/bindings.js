@@ -19,6 +19,11 @@ exports.makeBindings = function (runtime, user) {
   // Scripts reach the shadow scope by this property of the global object, which removes itself when it is read.
   const key = `$hayfork${Math.random().toString(36).slice(2)}`;
 
+  /** Stands for a constant where user code assigns to one. */
+  const readOnly = `${key}c`;
+  user.forbidAssignment(readOnly);
+  const constants = new Set();
+
   const home = (name) => (pristine.has(name) ? shadow : runtime.global);
 
   function isOurs(descriptor) {
@@ -35,7 +40,9 @@ exports.makeBindings = function (runtime, user) {
       const object = home(name);
       const descriptor = Reflect.getOwnPropertyDescriptor(object, name);
       if (isOurs(descriptor)) Reflect.deleteProperty(object, name);
-      const byScript = !plan.wrapped && kind !== "let";
+      if (kind === "const") constants.add(name);
+      else constants.delete(name);
+      const byScript = !plan.wrapped && (kind === "var" || kind === "function");
       if (!byScript && (descriptor === undefined || isOurs(descriptor))) variable(object, name);
     }
     if (plan.meta) shadow[plan.meta] = user.importMeta();
@@ -66,6 +73,8 @@ exports.makeBindings = function (runtime, user) {
 
   return {
     key,
+    readOnly,
+    isConstant: (name) => constants.has(name),
     isGlobal: (name) => pristine.has(name),
     isShadowed: (name) => name in shadow,
     declare,

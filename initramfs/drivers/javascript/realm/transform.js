@@ -9,6 +9,7 @@
  *   import x from "y"  (blanks)              the driver imports before the script starts and defines the names
  *   export const d     (blanks) const d      there is no importer
  *   import.meta        $importMeta           a name of the driver's that does not occur in the text
+ *   a = 2              $hayfork… = 2         an assignment to a constant; see constants.js
  *
  * Everything else, strings, templates, comments and function bodies in particular, stays as it is. `var` and functions at
  * top level need no edit: in a script they are variables of the global object and functions are hoisted.
@@ -24,6 +25,8 @@
  */
 
 "use strict";
+
+const { findAssignmentsToConstants } = require("./constants.js");
 
 const OPTIONS = {
   ecmaVersion: "latest",
@@ -54,7 +57,7 @@ exports.parse = function (acorn, text) {
 /**
  * @param text     what was parsed
  * @param parsed   the result of `parse`
- * @param scope    { isGlobal(name), isShadowed(name), key }: see bindings.js
+ * @param scope    { isGlobal(name), isShadowed(name), isConstant(name), key, readOnly }: see bindings.js
  */
 exports.transform = function (text, parsed, scope) {
   const plan = new Plan(text, parsed, scope);
@@ -68,7 +71,7 @@ function Plan(text, { program, names }, scope) {
   this.scope = scope;
   this.edits = [];
   this.imports = [];
-  /** name → how it was declared: "let" for everything that needs the variable made beforehand, "var", "function" */
+  /** name → how it was declared: "const"; "let" for all else that needs the variable made beforehand; "var"; "function" */
   this.declared = new Map();
   this.functions = [];
 }
@@ -137,13 +140,18 @@ Plan.prototype.survey = function () {
   }
   for (const statement of this.program.body) this.surveyDeclaration(statement);
   this.surveyVars(this.program.body);
+  const isConstant = (name) => (this.declared.has(name) ? this.declared.get(name) === "const" : this.scope.isConstant(name));
+  findAssignmentsToConstants(this.program, isConstant, ({ name, start, end }, isShorthand) => {
+    const text = isShorthand ? `${name}: ${this.scope.readOnly}` : this.scope.readOnly;
+    this.edits.push({ start, end, text, isInner: true });
+  });
 };
 
 Plan.prototype.surveyDeclaration = function (statement) {
   const declaration = exported(statement);
   if (declaration.type === "VariableDeclaration") {
     if (declaration.kind !== "let" && declaration.kind !== "const") return;
-    for (const one of declaration.declarations) namesOf(one.id, (name) => this.declared.set(name, "let"));
+    for (const one of declaration.declarations) namesOf(one.id, (name) => this.declared.set(name, declaration.kind));
   } else if (declaration.type === "ClassDeclaration" && declaration.id) {
     this.declared.set(declaration.id.name, "let");
   } else if (declaration.type === "FunctionDeclaration" && declaration.id) {
@@ -286,7 +294,7 @@ Plan.prototype.hoisted = function (inShadow) {
       edits.push({ start: node.end, end: node.end, text: ";" });
     }
     for (const edit of this.edits) {
-      if (edit.meta && edit.start >= node.start && edit.end <= node.end) edits.push(edit);
+      if (edit.isInner && edit.start >= node.start && edit.end <= node.end) edits.push(edit);
     }
     at = node.end;
   }
@@ -306,7 +314,7 @@ Plan.prototype.insert = function (at, text, first = false) {
 };
 
 Plan.prototype.replace = function (start, end, text) {
-  this.edits.push({ start, end, text: withLinesOf(this.text, start, end, text), meta: text === this.meta });
+  this.edits.push({ start, end, text: withLinesOf(this.text, start, end, text), isInner: text === this.meta });
 };
 
 Plan.prototype.blank = function (start, end) {
