@@ -120,11 +120,23 @@ def test_own_display_methods_and_display(driver: Driver) -> None:
         ("[1].forEach(() => process.exit(9))", 9),
         ("try { process.exit(10) } catch (e) { console.log('caught') } finally { console.log('finally') }", 10),
         ("setTimeout(() => process.exit(11), 10); await new Promise(() => {})", 11),
-        ("setImmediate(() => process.exit(12)); setTimeout(() => {}, 1000); await new Promise((r) => setTimeout(r, 2000))", 12),
+        (
+            "setImmediate(() => process.exit(12)); setTimeout(() => {}, 1000); await new Promise((r) => setTimeout(r, 2000))",
+            12,
+        ),
         ("await 0; process.exit(13)", 13),
-        ("await Bun.sleep(5); try { process.exit(14) } catch (e) { console.log(e) } finally { console.log('finally') }", 14),
-        ("main().then(() => process.exit(15)).catch((e) => { console.error(e); process.exit(1) }); async function main() {}", 15),
-        ("async function main() { process.exit(16) }\nmain().catch((e) => { console.error('failed', e); process.exit(1) })", 16),
+        (
+            "await Bun.sleep(5); try { process.exit(14) } catch (e) { console.log(e) } finally { console.log('finally') }",
+            14,
+        ),
+        (
+            "main().then(() => process.exit(15)).catch((e) => { console.error(e); process.exit(1) }); async function main() {}",
+            15,
+        ),
+        (
+            "async function main() { process.exit(16) }\nmain().catch((e) => { console.error('failed', e); process.exit(1) })",
+            16,
+        ),
         ("process.nextTick(() => process.exit(17)); await Bun.sleep(20)", 17),
         ("require('child_process').exec('true', () => process.exit(18)); await new Promise(() => {})", 18),
     ],
@@ -215,7 +227,14 @@ def test_positions_in_edited_lines(driver: Driver) -> None:
 
 def test_syntax_errors(driver: Driver) -> None:
     driver.run("const kept = 1")
-    for code, line in (("let x = ;", 1), ("\n\nfunction (", 3), ("const s = 'unterminated", 1), ("return 5", 1), ("await = 1", 1), ("{", 1)):
+    for code, line in (
+        ("let x = ;", 1),
+        ("\n\nfunction (", 3),
+        ("const s = 'unterminated", 1),
+        ("return 5", 1),
+        ("await = 1", 1),
+        ("{", 1),
+    ):
         result = driver.run(code)
         assert result.exit_code == 1, code
         assert result.error["name"] == "SyntaxError", code
@@ -255,7 +274,9 @@ def test_causes_properties_and_several_errors(driver: Driver) -> None:
 
 
 def test_errors_in_files_of_the_user(driver: Driver) -> None:
-    (driver.home / "bad.ts").write_text("interface A {\n  a: number\n}\nexport function f(): never {\n  throw new Error('in file')\n}\n")
+    (driver.home / "bad.ts").write_text(
+        "interface A {\n  a: number\n}\nexport function f(): never {\n  throw new Error('in file')\n}\n"
+    )
     result = driver.run("import { f } from './bad.ts'\nf()")
     lines = result.err.decode().splitlines()
     assert lines[0] == f"{driver.home}/bad.ts:5"
@@ -269,7 +290,12 @@ def test_errors_in_files_of_the_user(driver: Driver) -> None:
 
 def test_deep_recursion(driver: Driver) -> None:
     driver.run("const kept = 1; function f(n) { return f(n + 1) + 1 }")
-    for code in ("f(0)", "await 0; f(0)", "function g() { g() } g()", "JSON.stringify((() => { let a = {}; for (let i = 0; i < 1e6; i++) a = {a}; return a })())"):
+    for code in (
+        "f(0)",
+        "await 0; f(0)",
+        "function g() { g() } g()",
+        "JSON.stringify((() => { let a = {}; for (let i = 0; i < 1e6; i++) a = {a}; return a })())",
+    ):
         result = driver.run(code)
         assert (result.exit_code, result.error["name"]) == (1, "RangeError"), result.err
     assert driver.run("kept").value == "1"
@@ -316,7 +342,9 @@ def test_the_users_own_handlers_come_first(driver: Driver) -> None:
 
 
 def test_uncaught_errors_in_the_background_do_no_harm(driver: Driver) -> None:
-    driver.run("const kept = 1; setTimeout(() => { throw new Error('background') }, 30); setTimeout(() => Promise.reject(new Error('second')), 30); 0")
+    driver.run(
+        "const kept = 1; setTimeout(() => { throw new Error('background') }, 30); setTimeout(() => Promise.reject(new Error('second')), 30); 0"
+    )
     driver.settle(0.3)
     assert b"Error: background" in driver.idle_err.data
     assert b"Error: second" in driver.idle_err.data
@@ -393,7 +421,9 @@ def test_the_users_own_signal_handlers(driver: Driver) -> None:
     driver.interrupt()
     result = execution.finish(5)
     assert (result.exit_code, result.out) == (9, b"go\nhandled\n")
-    code = "process.once('SIGINT', () => console.log('self')); process.kill(process.pid, 'SIGINT'); await Bun.sleep(20); 1"
+    code = (
+        "process.once('SIGINT', () => console.log('self')); process.kill(process.pid, 'SIGINT'); await Bun.sleep(20); 1"
+    )
     result = driver.run(code)
     assert (result.value, result.out) == ("1", b"self\n")
     code = "process.once('SIGTERM', () => { console.log('term'); process.reallyExit(4) }); console.log('go'); await Bun.sleep(60_000)"

@@ -94,14 +94,21 @@ def test_any_kind_of_declaration_may_follow_any_other(driver: Driver, first: str
     }
     (driver.home / "m.mjs").write_text("export default 'import'")
     assert evaluate(driver, texts[first], texts[second], "String(x)") == second
-    texts = {kind: text.replace("x", "y", 1) if kind != "function" else text.replace("x", "y") for kind, text in texts.items()}
+    texts = {
+        kind: text.replace("x", "y", 1) if kind != "function" else text.replace("x", "y")
+        for kind, text in texts.items()
+    }
     assert evaluate(driver, texts[first], f"await 0; {texts[second]}", "String(y)") == second
 
 
 def test_closures_see_new_values_of_redeclared_names(driver: Driver) -> None:
     driver.run("let n = 1; const c = 'old'; function helper() { return 'old' }\nconst read = () => [n, c, helper()]")
     assert evaluate(driver, "n = 5", "read()") == [5, "old", "old"]
-    assert evaluate(driver, "let n = 7; const c = 'new'; function helper() { return 'new' }", "read()") == [7, "new", "new"]
+    assert evaluate(driver, "let n = 7; const c = 'new'; function helper() { return 'new' }", "read()") == [
+        7,
+        "new",
+        "new",
+    ]
 
 
 def test_functions_are_hoisted(driver: Driver) -> None:
@@ -185,7 +192,9 @@ def test_names_of_the_runtime_may_be_declared_and_stay_as_they_are_for_others(dr
     for code in (declaration, f"await 0; {declaration}"):
         assert driver.run(code).exit_code == 0, code
         assert evaluate(driver, f"[{checks}].every((one, i) => one === pristine[i])") is True, code
-    (driver.home / "other.cjs").write_text("module.exports = typeof setTimeout + typeof process.version + typeof crypto.subtle")
+    (driver.home / "other.cjs").write_text(
+        "module.exports = typeof setTimeout + typeof process.version + typeof crypto.subtle"
+    )
     assert evaluate(driver, "require('./other.cjs')") == "functionstringobject"
 
 
@@ -194,14 +203,25 @@ def test_shadowing_a_name_of_the_runtime(driver: Driver) -> None:
     assert evaluate(driver, "[URL, fetch(3), fetch.name, globalThis.URL.name]") == ["mine", 3, "fetch", "URL"]
     assert evaluate(driver, "await 0; const r = () => URL; [r(), fetch(1)]") == ["mine", 1]
     assert evaluate(driver, "const URL = 'newer'", "r()") == "newer"
-    assert evaluate(driver, '"use strict"; const URL = 1; (function () { return [typeof this, URL] })()') == ["undefined", 1]
+    assert evaluate(driver, '"use strict"; const URL = 1; (function () { return [typeof this, URL] })()') == [
+        "undefined",
+        1,
+    ]
 
 
 def test_no_name_of_ours_is_in_the_way(driver: Driver) -> None:
-    names = "runtime user dir driver context load exports module require run plan scope code display token id hooks main"
+    names = (
+        "runtime user dir driver context load exports module require run plan scope code display token id hooks main"
+    )
     for name in names.split():
         assert evaluate(driver, f"let {name} = '{name}'", f"{name}") == name
-    assert evaluate(driver, "Object.keys(globalThis).filter((k) => /hayfork|driver|plan/.test(k) && k !== 'driver' && k !== 'plan')") == []
+    assert (
+        evaluate(
+            driver,
+            "Object.keys(globalThis).filter((k) => /hayfork|driver|plan/.test(k) && k !== 'driver' && k !== 'plan')",
+        )
+        == []
+    )
 
 
 # Modules ---------------------------------------------------------------------------------------------------------------
@@ -235,7 +255,9 @@ def test_imports_are_live(driver: Driver) -> None:
 
 def test_import_attributes_json_and_typescript_files(driver: Driver) -> None:
     (driver.home / "d.json").write_text('{"k": [1]}')
-    (driver.home / "t.ts").write_text("export interface T { a: number }\nexport enum E { X = 7 }\nexport const f = (t: T) => t.a")
+    (driver.home / "t.ts").write_text(
+        "export interface T { a: number }\nexport enum E { X = 7 }\nexport const f = (t: T) => t.a"
+    )
     code = "import d from './d.json' with { type: 'json' }; import { E, f, T } from './t.ts'; const t: T = {a: 1}; [d, E.X, f(t)]"
     assert evaluate(driver, code) == [{"k": [1]}, 7, 1]
     assert evaluate(driver, "(await import('./d.json', { with: { type: 'json' } })).default.k") == [1]
@@ -254,7 +276,9 @@ def test_modules_written_later_are_found(driver: Driver) -> None:
         assert driver.run(how).exit_code == 1, how
     (driver.home / "late.mjs").write_text("export default 3")
     (driver.home / "late.cjs").write_text("module.exports = 4")
-    assert evaluate(driver, "import x from './late.mjs'; [x, (await import('./late.mjs')).default, require('./late.cjs')]") == [3, 3, 4]
+    assert evaluate(
+        driver, "import x from './late.mjs'; [x, (await import('./late.mjs')).default, require('./late.cjs')]"
+    ) == [3, 3, 4]
 
 
 def test_modules_are_found_from_the_working_directory(driver: Driver) -> None:
@@ -278,12 +302,16 @@ def test_missing_module_or_export(driver: Driver) -> None:
 
 
 def test_require_module_and_import_meta(driver: Driver) -> None:
-    assert evaluate(driver, "[typeof require('fs').readFileSync, require.main === module, typeof require.resolve('fs')]") == [
+    assert evaluate(
+        driver, "[typeof require('fs').readFileSync, require.main === module, typeof require.resolve('fs')]"
+    ) == [
         "function",
         True,
         "string",
     ]
-    assert evaluate(driver, "[import.meta.main, import.meta.url.startsWith('file:///'), typeof import.meta.dirname]") == [
+    assert evaluate(
+        driver, "[import.meta.main, import.meta.url.startsWith('file:///'), typeof import.meta.dirname]"
+    ) == [
         True,
         True,
         "string",
@@ -314,7 +342,10 @@ def test_exports_of_the_text_are_ordinary_names(driver: Driver) -> None:
         ("1 /* import x from 'y' */ + 1 // const z = 1", 2),
         ('"import.meta.url" + (import.meta.main ? "" : "")', "import.meta.url"),
         ("({import: 1, const: 2, let: 3}).const", 2),
-        ("(function f(a) { const b = a; let c = b; return c }).toString()", "function f(a) { const b = a; let c = b; return c }"),
+        (
+            "(function f(a) { const b = a; let c = b; return c }).toString()",
+            "function f(a) { const b = a; let c = b; return c }",
+        ),
         ("'a\\u00e9\\x41'", "aéA"),
         ("`line\r\nline`.length", 9),
         ("'export default 1'.length", 16),
@@ -353,12 +384,24 @@ def test_function_source_is_the_users(driver: Driver) -> None:
         ("const f = <T,>(x: T) => x; f<{a: number}>({a: 1})", {"a": 1}),
         ("const v = {a: 1} as const; const w = v satisfies object; (w as any).a", 1),
         ("let x: any = {a: {b: 1}}; x!.a!.b", 1),
-        ("class P { constructor(private readonly a: number, public b = 2) {} sum(): number { return this.a + this.b } } new P(1).sum()", 3),
-        ("abstract class B { abstract m(): number; protected x?: number; declare y: string }\nclass C extends B { m() { return 4 } } new C().m()", 4),
+        (
+            "class P { constructor(private readonly a: number, public b = 2) {} sum(): number { return this.a + this.b } } new P(1).sum()",
+            3,
+        ),
+        (
+            "abstract class B { abstract m(): number; protected x?: number; declare y: string }\nclass C extends B { m() { return 4 } } new C().m()",
+            4,
+        ),
         ("class G<T> implements Iterable<T> { *[Symbol.iterator](): Iterator<T> {} } [...new G<number>()]", []),
-        ("function over(a: string): string; function over(a: number): number; function over(a: any) { return a }\nover(1)", 1),
+        (
+            "function over(a: string): string; function over(a: number): number; function over(a: any) { return a }\nover(1)",
+            1,
+        ),
         ("declare const nothing: number; declare module 'x' { }\n1", 1),
-        ("import type { Stats } from 'fs'; import { type Dirent, existsSync } from 'fs'; const s: Stats | null = null; existsSync('/')", True),
+        (
+            "import type { Stats } from 'fs'; import { type Dirent, existsSync } from 'fs'; const s: Stats | null = null; existsSync('/')",
+            True,
+        ),
         ("const x = (a?: number, ...r: string[]): a is number => true; x()", True),
         ("let t: [a: string, b?: number] = ['x']; const k: keyof typeof t = 0; t[k]", "x"),
         ("function d(v: any, c?: any): any { return class extends v { extra = 1 } }\n@d class D {}\nnew D().extra", 1),
@@ -376,7 +419,20 @@ def test_typescript(driver: Driver, code: str, value: object) -> None:
 
 
 def test_typescript_keeps_line_numbers(driver: Driver) -> None:
-    lines = ["interface I {", "  a: number", "}", "enum E {", "  A,", "  B", "}", "type T =", "  | I", "  | E", "", "throw new Error('x')"]
+    lines = [
+        "interface I {",
+        "  a: number",
+        "}",
+        "enum E {",
+        "  A,",
+        "  B",
+        "}",
+        "type T =",
+        "  | I",
+        "  | E",
+        "",
+        "throw new Error('x')",
+    ]
     result = driver.run("\n".join(lines))
     assert result.error["traceback"].startswith("<cell 1>:12\nthrow new Error('x')\n")
 
@@ -393,11 +449,14 @@ def test_globals_of_the_runtime_are_there_in_one_realm(driver: Driver) -> None:
     checks = ", ".join(f"['{name}', typeof {name}]" for name in names.split())
     missing = evaluate(driver, f"[{checks}].filter(([, t]) => t === 'undefined')")
     assert missing in ([], [["Temporal", "undefined"]])
-    assert evaluate(
-        driver,
-        "[[] instanceof Array, {} instanceof Object, new Error() instanceof Error, Buffer.from('a') instanceof Uint8Array, "
-        "require('util').types.isProxy(new Proxy({}, {})), (() => {}) instanceof Function, Promise.resolve() instanceof Promise]",
-    ) == [True] * 7
+    assert (
+        evaluate(
+            driver,
+            "[[] instanceof Array, {} instanceof Object, new Error() instanceof Error, Buffer.from('a') instanceof Uint8Array, "
+            "require('util').types.isProxy(new Proxy({}, {})), (() => {}) instanceof Function, Promise.resolve() instanceof Promise]",
+        )
+        == [True] * 7
+    )
     assert evaluate(driver, "this === globalThis && global === globalThis") is True
 
 
@@ -429,12 +488,12 @@ def test_http_server_and_client_on_localhost(driver: Driver) -> None:
 def test_child_processes(driver: Driver) -> None:
     assert evaluate(driver, "require('child_process').execSync('echo $((1+1))').toString()") == "2\n"
     assert evaluate(driver, "(await Bun.$`echo from ${'bun'}`.text())") == "from bun\n"
-    result = driver.run("const r = require('child_process').spawnSync('sh', ['-c', 'echo o; echo e >&2; exit 3'], {stdio: 'inherit'}); r.status")
+    result = driver.run(
+        "const r = require('child_process').spawnSync('sh', ['-c', 'echo o; echo e >&2; exit 3'], {stdio: 'inherit'}); r.status"
+    )
     assert (value_of(result), result.out, result.err) == (3, b"o\n", b"e\n")
     (driver.home / "child.js").write_text("process.on('message', (m) => { process.send(m + 1); process.exit() })")
-    code = (
-        "const c = require('child_process').fork('./child.js'); const a = await new Promise((r) => { c.on('message', r); c.send(1) }); a"
-    )
+    code = "const c = require('child_process').fork('./child.js'); const a = await new Promise((r) => { c.on('message', r); c.send(1) }); a"
     assert evaluate(driver, code) == 2
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import driver_harness
 import pytest
+from conftest import MakeDriver
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = REPOSITORY / "initramfs" / "node_modules"
@@ -15,7 +16,7 @@ PLACE = "/usr/lib/node_modules/"
 
 
 def test_driver_works_with_the_files_of_the_recipe_alone(
-    make_driver,  # type: ignore[no-untyped-def]
+    make_driver: MakeDriver,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import MakeDriver
 from driver_harness import Driver
 
 LANGUAGE = "javascript"
@@ -16,15 +17,22 @@ LANGUAGE = "javascript"
 
 
 def test_output_is_byte_exact(driver: Driver) -> None:
-    result = driver.run(r"process.stdout.write('a\0b\r\nc\rd\x1b[31m'); process.stderr.write(Buffer.from([0, 255, 254, 10]))")
+    result = driver.run(
+        r"process.stdout.write('a\0b\r\nc\rd\x1b[31m'); process.stderr.write(Buffer.from([0, 255, 254, 10]))"
+    )
     assert (result.out, result.err) == (b"a\0b\r\nc\rd\x1b[31m", b"\0\xff\xfe\n")
 
 
 def test_text_in_every_script(driver: Driver) -> None:
     text = "aé漢🦊\u0416" * 20_000
-    code = f"const t = 'aé漢🦊\\u0416'.repeat(20_000); {{}}"
+    code = "const t = 'aé漢🦊\\u0416'.repeat(20_000)"
     driver.run(code)
-    for write in ("process.stdout.write(t)", "console.log(t)", "require('fs').writeSync(1, t)", "await Bun.write(Bun.stdout, t)"):
+    for write in (
+        "process.stdout.write(t)",
+        "console.log(t)",
+        "require('fs').writeSync(1, t)",
+        "await Bun.write(Bun.stdout, t)",
+    ):
         assert driver.run(f"{write}; 0").out.decode().rstrip("\n") == text, write
     for write in ("process.stderr.write(t)", "console.error(t)"):
         assert driver.run(f"{write}; 0").err.decode().rstrip("\n") == text, write
@@ -66,7 +74,9 @@ def test_output_order_between_ways_of_writing(driver: Driver) -> None:
 
 def test_output_arrives_while_the_code_runs(driver: Driver) -> None:
     for write in ("console.log('first')", "process.stdout.write('first')"):
-        execution = driver.begin(f"{write}; const end = Date.now() + 600; while (Date.now() < end); console.log('last')")
+        execution = driver.begin(
+            f"{write}; const end = Date.now() + 600; while (Date.now() < end); console.log('last')"
+        )
         began = time.monotonic()
         execution.wait_for_output(b"first")
         assert time.monotonic() - began < 0.5
@@ -197,10 +207,19 @@ READERS = [
     ("await Bun.stdin.text()", "a\nbé\n"),
     ("await new Response(Bun.stdin.stream()).text()", "a\nbé\n"),
     ("let all = ''; for await (const piece of process.stdin) all += piece; all", "a\nbé\n"),
-    ("let all = ''; process.stdin.setEncoding('utf8').on('data', (d) => all += d); await new Promise((r) => process.stdin.on('end', r)); all", "a\nbé\n"),
+    (
+        "let all = ''; process.stdin.setEncoding('utf8').on('data', (d) => all += d); await new Promise((r) => process.stdin.on('end', r)); all",
+        "a\nbé\n",
+    ),
     ("const lines = []; for await (const line of console) lines.push(line); lines.join('|')", "a|bé"),
-    ("const lines = []; for await (const line of require('readline').createInterface({input: process.stdin})) lines.push(line); lines.join('|')", "a|bé"),
-    ("import { stdin } from 'node:process'; let all = ''; for await (const piece of stdin) all += piece; all", "a\nbé\n"),
+    (
+        "const lines = []; for await (const line of require('readline').createInterface({input: process.stdin})) lines.push(line); lines.join('|')",
+        "a|bé",
+    ),
+    (
+        "import { stdin } from 'node:process'; let all = ''; for await (const piece of stdin) all += piece; all",
+        "a\nbé\n",
+    ),
     ("require('child_process').execSync('cat', {stdio: ['inherit', 'pipe', 'inherit']}).toString()", "a\nbé\n"),
 ]
 
@@ -216,7 +235,9 @@ def test_standard_input(driver: Driver, code: str, value: str) -> None:
 
 
 def test_prompt_confirm_and_questions(driver: Driver) -> None:
-    result = driver.run("[prompt('name?'), prompt('b', 'dflt'), confirm('sure?'), prompt('end')]", stdin=b"Ann\n\nyes\n")
+    result = driver.run(
+        "[prompt('name?'), prompt('b', 'dflt'), confirm('sure?'), prompt('end')]", stdin=b"Ann\n\nyes\n"
+    )
     assert result.value == '[ "Ann", "dflt", true, null ]'
     assert result.out == b"name? b [dflt] sure? [y/N] end "
     assert driver.run("prompt('x')", stdin=b"only this\nrest\n").value == '"only this"'
@@ -241,9 +262,13 @@ def test_input_that_comes_while_the_code_runs(driver: Driver) -> None:
 
 
 def test_unread_input_does_not_reach_the_next_execution(driver: Driver) -> None:
-    execution = driver.begin("process.stdin.on('data', (d) => console.log('first', String(d))); 0", keep_stdin_open=True)
+    execution = driver.begin(
+        "process.stdin.on('data', (d) => console.log('first', String(d))); 0", keep_stdin_open=True
+    )
     assert execution.finish(5).exit_code == 0
-    result = driver.run("let all = ''; for await (const piece of process.stdin) all += piece; all", stdin=b"second", timeout=10)
+    result = driver.run(
+        "let all = ''; for await (const piece of process.stdin) all += piece; all", stdin=b"second", timeout=10
+    )
     assert (result.value, result.out) == ('"second"', b"")
     execution.close_stdin()
 
@@ -286,7 +311,9 @@ def test_broken_files_in_the_home_do_not_keep_the_driver_from_starting(driver: D
 
 
 def test_background_output_is_kept_apart(driver: Driver) -> None:
-    result = driver.run("setTimeout(() => { console.log('log'); process.stdout.write('out\\n'); console.error('err') }, 50); console.log('now'); 0")
+    result = driver.run(
+        "setTimeout(() => { console.log('log'); process.stdout.write('out\\n'); console.error('err') }, 50); console.log('now'); 0"
+    )
     assert (result.out, result.err) == (b"now\n", b"")
     driver.settle(0.3)
     assert (bytes(driver.idle_out.data), bytes(driver.idle_err.data)) == (b"log\nout\n", b"err\n")
@@ -294,13 +321,17 @@ def test_background_output_is_kept_apart(driver: Driver) -> None:
 
 
 def test_timers_servers_and_promises_go_on_between_executions(driver: Driver) -> None:
-    driver.run("let ticks = 0; const timer = setInterval(() => ticks++, 10); let settled = 0; Bun.sleep(50).then(() => settled++); 0")
+    driver.run(
+        "let ticks = 0; const timer = setInterval(() => ticks++, 10); let settled = 0; Bun.sleep(50).then(() => settled++); 0"
+    )
     driver.settle(0.4)
     assert driver.run("clearInterval(timer); ticks > 10 && settled === 1").value == "true"
 
 
 def test_output_of_a_child_left_behind(driver: Driver) -> None:
-    execution = driver.begin("require('child_process').spawn('sh', ['-c', 'sleep 0.3; echo late'], {stdio: 'inherit', detached: true}).unref(); console.log('now'); 0")
+    execution = driver.begin(
+        "require('child_process').spawn('sh', ['-c', 'sleep 0.3; echo late'], {stdio: 'inherit', detached: true}).unref(); console.log('now'); 0"
+    )
     assert execution.finish().out == b"now\n"
     assert driver.run("console.log('next')").out == b"next\n"
     execution.wait_for_output(b"late", 3)
@@ -328,7 +359,10 @@ def test_many_executions_do_not_leak(driver: Driver) -> None:
 
     def round_of(count: int) -> None:
         for i in range(count):
-            result = driver.run(f"let v = {i}; await 0; const f = () => v; process.stdout.write(String(f()))", stdin=b"x" if i % 2 else None)
+            result = driver.run(
+                f"let v = {i}; await 0; const f = () => v; process.stdout.write(String(f()))",
+                stdin=b"x" if i % 2 else None,
+            )
             assert result.out == str(i).encode()
 
     round_of(40)
@@ -339,7 +373,7 @@ def test_many_executions_do_not_leak(driver: Driver) -> None:
     assert rss_after < rss + 30_000
 
 
-def test_concurrent_drivers_do_not_mix(make_driver) -> None:  # type: ignore[no-untyped-def]
+def test_concurrent_drivers_do_not_mix(make_driver: MakeDriver) -> None:
     one, two = make_driver("javascript"), make_driver("javascript")
     one.run("let name = 'one'")
     two.run("let name = 'two'")
