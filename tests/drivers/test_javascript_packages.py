@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -43,3 +44,12 @@ def test_driver_works_with_the_files_of_the_recipe_alone(
     # Sucrase formats a message for this, which loads lines-and-columns.
     assert driver.run("const a: = 3").error["name"] == "SyntaxError"
     assert driver.run("const f = (a: string) => a; f.toString()").value == '"(a) => a"'
+
+
+def test_versions_are_those_of_the_lock_file() -> None:
+    locked = json.loads((REPOSITORY / "initramfs" / "package-lock.json").read_text())["packages"]
+    recipe = tomllib.loads((REPOSITORY / "initramfs" / "images" / "javascript" / "recipe.toml").read_text())
+    parsers = [npm for npm in recipe["npm"] if npm["install"][0]["to"].startswith(PLACE)]
+    assert {npm["package"] for npm in parsers} == {"acorn", "sucrase", "lines-and-columns", "ts-interface-checker"}
+    for npm in parsers:
+        assert npm["version"] == locked[f"node_modules/{npm['package']}"]["version"]
