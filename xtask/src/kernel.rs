@@ -1,41 +1,176 @@
 //! The guest kernel. The builder is the crate `hayfork-guest-kernel`; here is its place in the cache.
+//!
+//! The key holds the source's version. For Debian's package that is what the local package index offers, which
+//! costs a moment only; the answer is kept in the cache too (`answers/kernel.json`), for calls that take
+//! whatever has been built, and for machines whose index is gone.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
+use hayfork_guest_kernel::{Error, Flavour, Identity, Manifest, Source, inputs_key};
 
 use crate::context::Context;
 use crate::image::resolve::Freshness;
+use crate::process;
 use crate::progress::Task;
-use crate::store::Entry;
+use crate::store::{self, Built, Entry, MANIFEST};
 
 /// Kind of the store's entries.
 pub(crate) const KIND: &str = "kernel";
 /// The kernel's name in an entry and in a set.
 pub(crate) const FILE: &str = "vmlinux";
+/// The builder's own manifest in an entry; `manifest.json` is the store's.
+const BUILDERS_MANIFEST: &str = "kernel.json";
 
-pub(crate) fn find(
-    _context: &Context,
-    _source: Option<&Path>,
-    _freshness: Freshness,
-) -> Result<Option<Entry>> {
-    Ok(None)
+/// The kernel if it is in the cache: of a source tree, of the newest package, or, if any version will do, of the
+/// version that was newest when last looked. Uses no network.
+///
+/// # Errors
+/// `tree` is no source tree.
+pub(crate) fn find(context: &Context, tree: Option<&Path>, freshness: Freshness) -> Result<Option<Entry>> {
+    let lookup = |identity: &Identity| context.store.find(KIND, &inputs_key(Flavour::Plain, identity));
+    if let Some(tree) = tree {
+        return Ok(lookup(&Source::tree(tree)?.identity()));
+    }
+    if matches!(freshness, Freshness::Any | Freshness::Offline)
+        && let Some(entry) = kept(context).as_ref().and_then(lookup)
+    {
+        return Ok(Some(entry));
+    }
+    Ok(Source::newest_package().ok().and_then(|source| lookup(&source.identity())))
 }
 
+/// The kernel, built if it is not in the cache.
+///
+/// # Errors
+/// There is no source, or it does not build.
 pub(crate) fn make(
-    _context: &Context,
-    _source: Option<&Path>,
-    _freshness: Freshness,
-    _task: &Task,
+    context: &Context,
+    tree: Option<&Path>,
+    freshness: Freshness,
+    task: &Task,
 ) -> Result<Entry> {
-    bail!("TODO")
+    task.step("looking for the kernel's source");
+    if let Some(entry) = find(context, tree, freshness)? {
+        return Ok(entry);
+    }
+    let source = match source(tree, freshness, task) {
+        Ok(source) => source,
+        Err(error) => {
+            // No package index, or none with a kernel: what was built here before still does.
+            let entry =
+                kept(context).and_then(|kept| context.store.find(KIND, &inputs_key(Flavour::Plain, &kept)));
+            let Some(entry) = entry else { return Err(error) };
+            context.progress.note(&format!("kernel: the one built before is used: {error:#}"));
+            return Ok(entry);
+        }
+    };
+    if freshness == Freshness::Offline && tree.is_none() {
+        bail!("the guest kernel is not in the cache, and without the network it cannot be built");
+    }
+    let identity = source.identity();
+    let waiting = || task.step("another build is making it; waiting");
+    let entry =
+        context.store.get_or_build(KIND, &inputs_key(Flavour::Plain, &identity), waiting, |directory| {
+            let manifest = build(&source, directory, task)?;
+            let facts = BTreeMap::from([("compiler".to_owned(), manifest.compiler.clone())]);
+            Ok(Built { source: manifest.source_line(), facts })
+        })?;
+    if tree.is_none() {
+        store::replace_file(&answer(context), &serde_json::to_vec_pretty(&identity)?)?;
+    }
+    Ok(entry)
 }
 
-pub(crate) fn make_again(
-    _context: &Context,
-    _source: Option<&Path>,
-    _scratch: &Path,
-    _task: &Task,
-) -> Result<()> {
-    bail!("TODO")
+/// Builds the kernel a second time in `scratch`.
+///
+/// # Errors
+/// As [`make`].
+pub(crate) fn make_again(tree: Option<&Path>, scratch: &Path, task: &Task) -> Result<()> {
+    build(&source(tree, Freshness::Any, task)?, scratch, task).map(drop)
+}
+
+/// Runs the builder and moves its manifest out of the way of the store's.
+fn build(source: &Source, directory: &Path, task: &Task) -> Result<Manifest> {
+    let mut step = None;
+    let manifest = hayfork_guest_kernel::build(source, directory, &mut |progress| {
+        if step != Some(progress.step) {
+            step = Some(progress.step);
+            task.step(&progress.step.to_string());
+        }
+        task.advance(u64::from(progress.percent()), 100);
+    })?;
+    fs::rename(directory.join(MANIFEST), directory.join(BUILDERS_MANIFEST))?;
+    Ok(manifest)
+}
+
+/// The source to build from. A machine whose package index was never fetched gets it, if we may.
+fn source(tree: Option<&Path>, freshness: Freshness, task: &Task) -> Result<Source> {
+    if let Some(tree) = tree {
+        return Ok(Source::tree(tree)?);
+    }
+    match Source::newest_package() {
+        Err(Error::NoPackage { .. })
+            if freshness != Freshness::Offline && rustix::process::geteuid().is_root() =>
+        {
+            task.step("fetching the package index (apt-get update)");
+            process::output(Command::new("apt-get").args(["--quiet", "update"]))
+                .context("cannot fetch the package index")?;
+            Ok(Source::newest_package()?)
+        }
+        other => Ok(other?),
+    }
+}
+
+/// Where the identity of the newest source is kept.
+fn answer(context: &Context) -> PathBuf {
+    context.store.root().join("answers").join("kernel.json")
+}
+
+fn kept(context: &Context) -> Option<Identity> {
+    serde_json::from_slice(&fs::read(answer(context)).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::progress::Progress;
+    use crate::store::Store;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_built_before_is_found_again() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let context = Context {
+            tree: directory.path().to_owned(),
+            store: Store::new(directory.path().join("cache")),
+            progress: Progress::new(),
+        };
+        let identity = Identity {
+            package: Some("linux-source-6.12".to_owned()),
+            version: "6.12.0-test".to_owned(),
+            digest: format!("sha256:{}", "0".repeat(64)),
+        };
+        assert!(find(&context, None, Freshness::Any).expect("looks").is_none());
+        let build = |directory: &Path| {
+            fs::write(directory.join(FILE), b"a kernel")?;
+            Ok(Built::default())
+        };
+        context
+            .store
+            .get_or_build(KIND, &inputs_key(Flavour::Plain, &identity), || {}, build)
+            .expect("entry");
+        store::replace_file(&answer(&context), &serde_json::to_vec(&identity).expect("json"))
+            .expect("answer");
+        for freshness in [Freshness::Any, Freshness::Offline] {
+            let entry = find(&context, None, freshness).expect("looks").expect("found");
+            assert_eq!(fs::read(entry.directory.join(FILE)).expect("read"), b"a kernel");
+        }
+        // A version that no index offers is not taken when the newest is asked for.
+        assert!(find(&context, None, Freshness::Day).expect("looks").is_none());
+        assert!(find(&context, Some(directory.path()), Freshness::Any).is_err(), "no source tree");
+    }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Purpose {
     Run,
 }
 
-/// A program or file, and the Debian package that brings it.
+/// A program, header or file, and the Debian package that brings it.
 #[derive(Clone, Copy, Debug)]
 struct Need {
     purpose: Purpose,
@@ -33,17 +33,7 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 16] = [
-    need(Purpose::Kernel, "bc", "bc"),
-    need(Purpose::Kernel, "bison", "bison"),
-    need(Purpose::Kernel, "dpkg-deb", "dpkg"),
-    need(Purpose::Kernel, "flex", "flex"),
-    need(Purpose::Kernel, "gcc", "gcc"),
-    need(Purpose::Kernel, "make", "make"),
-    need(Purpose::Kernel, "perl", "perl"),
-    need(Purpose::Kernel, "xz", "xz-utils"),
-    need(Purpose::Kernel, "/usr/include/gelf.h", "libelf-dev"),
-    need(Purpose::Kernel, "/usr/include/stdlib.h", "libc6-dev"),
+const NEEDS: [Need; 6] = [
     need(Purpose::Image, "mmdebstrap", "mmdebstrap"),
     need(Purpose::Image, "mkfs.erofs", "erofs-utils"),
     need(Purpose::Image, "fsck.erofs", "erofs-utils"),
@@ -61,7 +51,10 @@ const fn need(purpose: Purpose, what: &'static str, package: &'static str) -> Ne
 /// # Errors
 /// Something is missing and cannot be installed here; the error names it.
 pub(crate) fn ensure(purposes: &[Purpose], progress: &Progress) -> Result<()> {
-    let missing = missing(purposes, is_there);
+    let mut missing = missing(purposes, is_there);
+    if purposes.contains(&Purpose::Kernel) {
+        missing.extend(missing_for_the_kernel());
+    }
     if missing.is_empty() {
         return Ok(());
     }
@@ -95,6 +88,17 @@ fn is_there(what: &str) -> bool {
 
 fn missing(purposes: &[Purpose], is_there: impl Fn(&str) -> bool) -> Vec<Need> {
     NEEDS.into_iter().filter(|need| purposes.contains(&need.purpose) && !is_there(need.what)).collect()
+}
+
+/// What the kernel's builder misses.
+fn missing_for_the_kernel() -> Vec<Need> {
+    match hayfork_guest_kernel::check_tools(true) {
+        Err(hayfork_guest_kernel::Error::MissingTools(tools)) => {
+            tools.into_iter().map(|tool| need(Purpose::Kernel, tool.name, tool.package)).collect()
+        }
+        // Any other trouble is reported by the builder itself.
+        _ => Vec::new(),
+    }
 }
 
 /// The packages, sorted, each once.

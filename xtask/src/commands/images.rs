@@ -102,6 +102,7 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
     if options.check_reproducible {
         reproducible::check(&context, options, &wanted)?;
     }
+    add_known(&context, &languages, &wanted, &mut parts)?;
     let missing = parts.complete(&context.store, &languages);
     if !missing.is_empty() {
         eprintln!("no image set yet: {} missing", missing.join(", "));
@@ -122,6 +123,24 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
 pub(crate) fn needed() -> Result<PathBuf> {
     packages::ensure(&[Purpose::Run], &Context::new()?.progress)?;
     run(&Options::whatever_is_there())?.context("the image set is not complete")
+}
+
+/// Adds parts that were not asked for but are in the cache, so that a set can be made of what there is.
+fn add_known(context: &Context, languages: &[String], wanted: &[Which], parts: &mut Parts) -> Result<()> {
+    let unwanted = |which: &Which| !wanted.contains(which);
+    if unwanted(&Which::Kernel)
+        && let Some(entry) = kernel::find(context, None, Freshness::Any)?
+    {
+        parts.kernel(&entry)?;
+    }
+    for language in languages {
+        if unwanted(&Which::Image(language.clone()))
+            && let Some(entry) = image::find(context, language, Freshness::Any)?
+        {
+            parts.image(language, &entry)?;
+        }
+    }
+    Ok(())
 }
 
 /// The parts that `--only` names; all if it names none.

@@ -37,7 +37,7 @@ pub(crate) use contents::{FILE as CONTENTS, differences};
 pub(crate) use erofs::FILE;
 
 /// To be raised when these modules make another image of the same recipe and versions.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Kind of the store's entries for a language.
 pub(crate) fn kind(language: &str) -> String {
@@ -187,7 +187,7 @@ pub(crate) fn build(context: &Context, plan: &Plan, directory: &Path, task: &Tas
 
     task.step("writing and checking the file system");
     let image = directory.join(erofs::FILE);
-    erofs::write(&tree, &image, &recipe.erofs)?;
+    erofs::write(&tree, &nodes, &image, &recipe.erofs)?;
     remove_tree(&work)?;
     let facts = BTreeMap::from([
         ("mkfs.erofs".to_owned(), erofs::version()),

@@ -26,6 +26,7 @@
 //! [erofs]                        # optional
 //! compression = "lz4hc,12"       # algorithm and level for mkfs.erofs
 //! cluster = 16384                # bytes compressed together, a multiple of 4096
+//! uncompressed = ["/usr/bin/x", "/usr/lib/libc.so*"]    # files that every run reads; `*` at the end: any rest
 //! ```
 
 use std::fs;
@@ -119,11 +120,12 @@ pub(crate) struct Cleanup {
 pub(crate) struct Erofs {
     pub(crate) compression: String,
     pub(crate) cluster: u32,
+    pub(crate) uncompressed: Vec<String>,
 }
 
 impl Default for Erofs {
     fn default() -> Self {
-        Self { compression: "lz4hc,12".to_owned(), cluster: 16_384 }
+        Self { compression: "lz4hc,12".to_owned(), cluster: 16_384, uncompressed: Vec::new() }
     }
 }
 
@@ -181,8 +183,8 @@ impl Recipe {
                 copy.to
             );
         }
-        let paths = recipe.build.symlinks.iter().map(|link| &link.path).chain(&recipe.cleanup.remove);
-        for path in paths {
+        let paths = recipe.build.symlinks.iter().map(|link| &link.path);
+        for path in paths.chain(&recipe.cleanup.remove).chain(&recipe.erofs.uncompressed) {
             ensure!(is_absolute(path), "{path:?} is not an absolute path");
         }
         ensure!(
@@ -249,6 +251,7 @@ mod tests {
             remove = ["/usr/share/doc", "/var/cache/*"]
             [erofs]
             cluster = 65536
+            uncompressed = ["/usr/bin/bun"]
             "#
         ))
         .expect("parses");
@@ -258,6 +261,7 @@ mod tests {
         assert_eq!(recipe.build.symlinks[0].target, "bun");
         assert_eq!(recipe.cleanup.remove[1], "/var/cache/*");
         assert_eq!((recipe.erofs.compression.as_str(), recipe.erofs.cluster), ("lz4hc,12", 65_536));
+        assert_eq!(recipe.erofs.uncompressed, ["/usr/bin/bun"]);
     }
 
     #[test]
@@ -281,6 +285,7 @@ mod tests {
             "[build]\nfiles = [{ from = \"x\", to = \"/x\", mode = 0o4755 }]",
             "[build]\nsteps = [\"true\"]",
             "[erofs]\ncluster = 5000",
+            "[erofs]\nuncompressed = [\"bun\"]",
             "[[npm]]\npackage = \"a b\"\ninstall = []",
             "[[npm]]\npackage = \"a\"\nversion = \"^1.0\"\ninstall = []",
         ] {

@@ -41,7 +41,7 @@ fn check_one(context: &Context, options: &Options, which: &Which, scratch: &Path
     let (first, file) = match which {
         Which::Kernel => {
             let entry = kernel::make(context, options.kernel_source.as_deref(), Freshness::Any, &task)?;
-            kernel::make_again(context, options.kernel_source.as_deref(), scratch, &task)?;
+            kernel::make_again(options.kernel_source.as_deref(), scratch, &task)?;
             (entry, kernel::FILE)
         }
         Which::Initramfs => {
