@@ -116,6 +116,7 @@ impl Agent {
             for ready in events {
                 self.note(ready)?;
             }
+            self.session.on_time(Instant::now());
             self.hear();
             self.on_time(Instant::now());
             busy = self.pump();
@@ -428,7 +429,7 @@ impl Agent {
         let contexts = self.contexts.values().filter_map(Context::deadline);
         let commands = self.commands.values().filter_map(Command::deadline);
         let linger = self.alone_since.zip(self.linger).map(|(since, linger)| since + linger);
-        contexts.chain(commands).chain(linger).chain(self.sweep_at).min()
+        contexts.chain(commands).chain(linger).chain(self.sweep_at).chain(self.session.deadline()).min()
     }
 
     fn on_time(&mut self, now: Instant) {

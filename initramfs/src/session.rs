@@ -8,6 +8,8 @@
 //! a new one is even decoded. A preamble that arrives while talking is no frame, so it ends the session; the search then
 //! begins with the bytes of that header, and the new session starts without a retry by the host.
 
+use std::time::Instant;
+
 use hayfork_protocol::frame::HEADER;
 use hayfork_protocol::handshake::{GuestPreamble, choose_version};
 use hayfork_protocol::{GuestHello, HostHello, Incoming, Mux, Role};
@@ -89,7 +91,24 @@ impl Session {
     pub fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<()> {
         self.readable |= ready.readable;
         self.writable |= ready.writable;
-        match self.carrier.ready(ready, poller)? {
+        let presence = self.carrier.ready(ready, poller)?;
+        self.heed(presence);
+        Ok(())
+    }
+
+    /// When [`Session::on_time`] is due.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.carrier.deadline()
+    }
+
+    /// Does what is due.
+    pub fn on_time(&mut self, now: Instant) {
+        let presence = self.carrier.on_time(now);
+        self.heed(presence);
+    }
+
+    fn heed(&mut self, presence: Presence) {
+        match presence {
             Presence::Unchanged => {}
             Presence::Gone => {
                 self.present = false;
@@ -102,7 +121,6 @@ impl Session {
                 self.end();
             }
         }
-        Ok(())
     }
 
     /// Drops everything of the current session.
@@ -183,9 +201,11 @@ impl Session {
             }
             Input::Closed => {
                 self.readable = false;
-                self.present = false;
-                self.carrier.hang_up();
-                self.end();
+                if self.carrier.ends_with_host() {
+                    self.present = false;
+                    self.carrier.hang_up();
+                    self.end();
+                }
                 false
             }
         }

@@ -7,6 +7,7 @@ mod virtio_serial;
 mod vsock;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use rustix::io::Errno;
 
@@ -80,6 +81,28 @@ impl Carrier {
             Self::Vsock(listener) => listener.ready(ready, poller),
             Self::Socket(_) => Ok(Presence::Unchanged),
         }
+    }
+
+    /// When [`Carrier::on_time`] is due.
+    pub fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::VirtioSerial(port) => port.deadline(),
+            Self::Vsock(_) | Self::Socket(_) => None,
+        }
+    }
+
+    /// Looks at what needs a second look.
+    pub fn on_time(&mut self, now: Instant) -> Presence {
+        match self {
+            Self::VirtioSerial(port) => port.on_time(now),
+            Self::Vsock(_) | Self::Socket(_) => Presence::Unchanged,
+        }
+    }
+
+    /// Whether an end of the stream means that its host is gone. A port gives one too, but also while it merely has nothing
+    /// to say about its host yet.
+    pub fn ends_with_host(&self) -> bool {
+        !matches!(self, Self::VirtioSerial(_))
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -5,11 +5,15 @@
 //! * While the host end is closed, `read` returns 0, `poll` says HUP, and a blocking `write` would sleep until the host
 //!   returns. The port is opened non-blocking, so a write says EAGAIN then.
 //! * A change of the host end wakes the pollers, so edge-triggered epoll tells of it: HUP there means closed, no HUP open.
-//!   Close and open in quick succession may show as one event without HUP; the handshake's magic covers that.
+//! * Both come over the control queue and are handled in a kernel thread, while data is handled in the interrupt. So a new
+//!   host's first bytes can be read before the driver says that the old host went away, and close and open in quick
+//!   succession may show as one event without HUP. Therefore HUP counts only when it still holds a moment later, and the
+//!   handshake's magic tells of a new host whatever the port says.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
@@ -22,11 +26,15 @@ const CLASS: &str = "/sys/class/virtio-ports";
 /// How long a port may take to appear after boot.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long HUP must hold to count.
+const MOMENT: Duration = Duration::from_millis(10);
+
 /// An open port.
 #[derive(Debug)]
 pub struct Port {
     fd: OwnedFd,
-    host: bool,
+    /// When HUP is looked at again.
+    doubt: Option<Instant>,
 }
 
 impl Port {
@@ -36,7 +44,7 @@ impl Port {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let fd = open(&device, flags, Mode::empty()).during_with(|| format!("open {device}"))?;
         poller.add(&fd, Token::Carrier)?;
-        Ok(Self { fd, host: false })
+        Ok(Self { fd, doubt: None })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -44,9 +52,23 @@ impl Port {
     }
 
     pub(super) fn ready(&mut self, ready: Ready) -> Presence {
-        match (std::mem::replace(&mut self.host, !ready.hung_up), self.host) {
-            (true, false) => Presence::Gone,
-            (false, true) => Presence::Replaced,
+        self.doubt = ready.hung_up.then(|| Instant::now() + MOMENT);
+        Presence::Unchanged
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.doubt
+    }
+
+    pub(super) fn on_time(&mut self, now: Instant) -> Presence {
+        if self.doubt.is_none_or(|doubt| now < doubt) {
+            return Presence::Unchanged;
+        }
+        self.doubt = None;
+        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut fds, Some(&at_once)) {
+            Ok(_) if fds[0].revents().contains(PollFlags::HUP) => Presence::Gone,
             _ => Presence::Unchanged,
         }
     }

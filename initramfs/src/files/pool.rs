@@ -37,6 +37,8 @@ struct Job {
     worker: Worker,
     stream: StreamId,
     upload: Upload,
+    /// The worker said the end of a download's content.
+    content_over: bool,
 }
 
 /// Content on its way to a worker.
@@ -254,7 +256,7 @@ impl Pool {
             });
             match sent {
                 Ok((key, worker)) => {
-                    self.jobs.insert(key, Job { worker, stream: next.stream, upload: next.upload });
+                    self.jobs.insert(key, Job { worker, stream: next.stream, upload: next.upload, content_over: false });
                 }
                 Err(error) => {
                     let mut outlet = Outlet::new(mux.as_deref_mut(), Some(next.stream));
@@ -270,8 +272,9 @@ impl Job {
     /// Moves at most one message to the host and what fits to the worker.
     fn pump(&mut self, outlet: &mut Outlet<'_>, buffer: &mut [u8]) -> Step {
         outlet.consumed(Channel::File, self.upload.pump(&self.worker.socket));
-        // Nobody can put a message back, so there must be room for the longest one.
-        if outlet.room(Channel::File) < MAX_DATA {
+        // Nobody can put a message back, so there must be room for the longest one. After its end a channel has none, and needs
+        // none.
+        if !self.content_over && outlet.room(Channel::File) < MAX_DATA {
             return Step::Open;
         }
         if !self.worker.socket.is_readable() {
@@ -279,7 +282,10 @@ impl Job {
         }
         match wire::read(self.worker.socket.fd().as_fd(), buffer) {
             Ok(Some(Message::Data(data))) => outlet.data(Channel::File, data),
-            Ok(Some(Message::End)) => outlet.eof(Channel::File),
+            Ok(Some(Message::End)) => {
+                self.content_over = true;
+                outlet.eof(Channel::File);
+            }
             Ok(Some(Message::Event(event))) => outlet.event(&event),
             Ok(Some(Message::Over)) => {
                 outlet.close();
