@@ -71,20 +71,21 @@ fn keep(path: &Path, is_folder: bool) -> bool {
     if path.starts_with(".git") {
         return false;
     }
-    // arch/Kconfig and arch/x86 only; um's Makefile belongs to another architecture.
-    if let Ok(below) = path.strip_prefix("arch")
-        && let Some(first) = below.components().next()
-    {
-        let file_of_its_own = !is_folder && below.components().count() == 1;
-        return file_of_its_own || first.as_os_str() == "x86";
-    }
-    if is_folder || !LEFT_OUT.iter().any(|folder| path.starts_with(folder)) {
+    if is_folder || !is_left_out(path) {
         return true;
     }
     path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
         ["Kconfig", "Makefile", "Kbuild"].iter().any(|prefix| name.starts_with(prefix))
             || name.ends_with(".kconfig")
     })
+}
+
+/// Whether a file lies in a folder whose sources are not needed. crypto/Kconfig reads every architecture's.
+fn is_left_out(path: &Path) -> bool {
+    let other_architecture = path
+        .strip_prefix("arch")
+        .is_ok_and(|below| below.components().count() > 1 && !below.starts_with("x86"));
+    other_architecture || LEFT_OUT.iter().any(|folder| path.starts_with(folder))
 }
 
 /// `blake3:…` over the kept files of a tree: their paths, kinds, and contents, in order of path.
