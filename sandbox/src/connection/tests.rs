@@ -5,6 +5,7 @@ mod ending;
 mod files;
 mod hostile;
 mod runs;
+mod unsafe_fork;
 
 use std::future::Future;
 use std::time::Duration;

@@ -239,3 +239,23 @@ fn threads_and_descriptors_are_back_where_they_were() {
     // Other tests of this process open some at the same time; 30 rounds would leak at least 60.
     assert!(descriptors() < most.load(Ordering::SeqCst) + 30, "{} {most:?}", descriptors());
 }
+
+#[test]
+fn the_threads_of_the_engine_take_no_signals() {
+    let backend = sleeper();
+    let engine = backend.engine();
+    let _sandbox = block_on(&engine, create(&engine));
+    let mut seen = 0;
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap_or_default();
+        let field =
+            |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        if ["hayfork", "hayfork-reaper"].contains(&field("Name:")) {
+            let blocked = u64::from_str_radix(field("SigBlk:"), 16).unwrap();
+            let bit = |signal: i32| blocked >> (signal - 1) & 1;
+            assert_eq!([bit(2), bit(15), bit(10), bit(17), bit(11)], [1, 1, 1, 1, 0], "{status}");
+            seen += 1;
+        }
+    }
+    assert!(seen >= 3, "two workers and the reaper, not {seen}");
+}
