@@ -207,6 +207,7 @@ impl Root {
     pub(crate) fn directory(&mut self, path: &str, mode: u32) -> Result<()> {
         let mut inside = PathBuf::new();
         for part in parts(Path::new(path)) {
+            ensure!(part != "..", "{path} is not a plain path");
             inside.push(part);
             if !self.directories.contains_key(&inside) {
                 fs::create_dir(self.base.join(&inside)).with_context(|| format!("cannot make {path}"))?;

@@ -135,6 +135,7 @@ fn trees_and_contents_are_removed() {
     let directory = tempfile::tempdir().expect("tempdir");
     let mut root = sample().unpack(&directory.path().join("root")).expect("unpacks");
     root.directory("/var/cache/apt/archives", 0o700).expect("directory");
+    assert!(root.directory("/var/../../outside", 0o755).is_err());
     assert!(root.remove("/var/cache/*").expect("removes"));
     assert!(!root.remove("/var/nothing/*").expect("nothing there"));
     assert!(root.remove("/usr").expect("removes"));
