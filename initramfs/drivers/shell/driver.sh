@@ -3,7 +3,7 @@
 # User code runs in this very shell, by `eval` at top level, so that everything it sets stays set: not inside a function
 # (`declare` would be local) and not inside a loop (`break` would end it). So the program is a long list of units
 #
-#     __hayfork_next; builtin eval "$__hayfork_text"
+#     __hayfork_next || __hayfork_fail; builtin eval "$__hayfork_text"
 #
 # that ends with an `eval` of the same list. `__hayfork_next` waits for an execution and makes the text of it: what the user's
 # options and traps need, the `eval` of the user's code, and `__hayfork_done ID TOKEN` after it. The agent's token is part of
@@ -18,14 +18,14 @@
 # User code may define functions and aliases with any name. The driver's functions are read-only and were read when there were
 # no aliases. They call builtins by `builtin`; should the user have a function of that name that gets in the way, it is removed.
 # Options that would change what the driver does are off while it works (`__hayfork_calm`). Not kept from one execution
-# to the next: `$?`, traps on DEBUG and RETURN, and the descriptors 0 to 2.
+# to the next: `$?` and the descriptors 0 to 2.
 
 # The context's folder, this file, and the shell itself.
 declare -ra __hayfork=("$1" "${BASH_SOURCE[0]}" "$BASH")
 
 # The list of units, in groups: bash needs stack for each command of a list that is not in a group of its own.
 __hayfork_program() {
-    builtin local __hayfork_unit='__hayfork_next;builtin eval "$__hayfork_text";' __hayfork_group= __hayfork_all= __hayfork_n
+    builtin local __hayfork_unit='__hayfork_next||__hayfork_fail;builtin eval "$__hayfork_text";' __hayfork_group= __hayfork_all= __hayfork_n
     for __hayfork_n in {1..16}; do __hayfork_group+=$__hayfork_unit; done
     for __hayfork_n in {1..16}; do __hayfork_all+="{ $__hayfork_group };"; done
     builtin printf '%s' "$__hayfork_all" 'builtin eval "$(__hayfork_program)"'
@@ -34,51 +34,49 @@ __hayfork_program() {
 # First thing after user code, with its output thrown away (a trace or a DEBUG trap would speak): keeps the exit code $1 and
 # the options, and makes the shell behave.
 __hayfork_calm() {
-    __hayfork_status=$1 __hayfork_options=$SHELLOPTS __hayfork_probe=
+    __hayfork_status=$1 __hayfork_options=$SHELLOPTS __hayfork_shopt=$BASHOPTS __hayfork_probe=
     builtin printf -v __hayfork_probe ok
     [[ $__hayfork_probe == ok ]] || {
         # In POSIX mode no function can stand in the way of `unset`.
-        __hayfork_probe=$BASHOPTS POSIXLY_CORRECT=1
+        POSIXLY_CORRECT=1
         \unset -f builtin
-        __hayfork_no_posix "$__hayfork_probe"
+        __hayfork_no_posix
         builtin printf -v __hayfork_probe ok
         [[ $__hayfork_probe == ok ]] || __hayfork_fail
     }
     builtin set +aefktuvxCET
-    builtin trap - DEBUG RETURN
+    builtin shopt -u expand_aliases
 }
 
 # Makes descriptors 0, 1, 2 of the files $1, $2, $3. (`builtin exec` would open them for itself only. A function of the user's with
 # that name does not count in POSIX mode.)
 __hayfork_open() {
     if builtin declare -F exec >/dev/null && [[ :$SHELLOPTS: != *:posix:* ]]; then
-        builtin local __hayfork_shopt=$BASHOPTS
         POSIXLY_CORRECT=1
-        \exec <"$1" >"$2" 2>"$3"
-        __hayfork_no_posix "$__hayfork_shopt"
+        \exec <"$1" >"$2" 2>"$3" || __hayfork_fail
+        __hayfork_no_posix
     else
-        \exec <"$1" >"$2" 2>"$3"
+        \exec <"$1" >"$2" 2>"$3" || __hayfork_fail
     fi
 }
 
-# Leaves POSIX mode. $1: BASHOPTS as it was before, since that mode changes some of them.
+# Leaves POSIX mode, which changes other options too.
 __hayfork_no_posix() {
     \unset -v POSIXLY_CORRECT
-    [[ :$1: == *:inherit_errexit:* ]] || builtin shopt -u inherit_errexit
-    [[ :$1: == *:expand_aliases:* ]] || builtin shopt -u expand_aliases
+    [[ :$__hayfork_shopt: == *:inherit_errexit:* ]] || builtin shopt -u inherit_errexit
+    builtin shopt -u expand_aliases
 }
 
 # Ends the shell without the help of any builtin: this expansion is an error.
 __hayfork_fail() {
-    __hayfork_probe=${__hayfork_nothing?the driver cannot go on}
+    __hayfork_probe=${1?the driver cannot go on}
 }
 
 # What happens on a signal that the user has no trap for; $1 is 128 + its number. While idle, Ctrl-C does nothing and the
 # others end the shell.
 __hayfork_signal() {
     if [[ ${FUNCNAME[1]-} == __hayfork_next ]]; then
-        (($1 == 130)) && return
-        builtin trap - EXIT
+        (($1 == 130)) && builtin return
     fi
     builtin exit "$1"
 }
@@ -87,7 +85,7 @@ __hayfork_signal() {
 __hayfork_keep() {
     builtin set +e
     __hayfork_status=$1
-    return "$1"
+    builtin return "$1"
 }
 
 # Variables $@ as they were before an execution: `-NAME` was not set, `=NAME=VALUE` was, `xNAME=VALUE` was exported too.
@@ -113,19 +111,14 @@ __hayfork_done() {
     builtin printf '%s done %d\n' "$2" "$__hayfork_status" >"${__hayfork[0]}/events"
 }
 
-# The EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the local variables
-# of the function that called `exit`; the rest is for __hayfork_done, or nothing.
+# The EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: the user's traps; $2: declarations of the local
+# variables of the function that called `exit`; $3: the positional parameters; the rest is for __hayfork_done, or nothing.
 __hayfork_exit() {
-    builtin local __hayfork_state __hayfork_traps
-    __hayfork_traps=$(builtin trap -p)
-    builtin trap : INT TERM HUP
-    if (($# > 1)) && [[ ${__hayfork_last-} != "$2" ]]; then
-        __hayfork_restore "${@:4}"
-        __hayfork_state=$(__hayfork_dump "$1" 2>/dev/null)
-        __hayfork_done "$2" "$3"
-    else
-        __hayfork_state=$(__hayfork_dump "$1" 2>/dev/null)
-    fi
+    builtin trap 'builtin :' INT TERM HUP
+    builtin local __hayfork_state
+    __hayfork_restore "${@:6}"
+    __hayfork_state=$(__hayfork_dump "$@" 2>/dev/null)
+    (($# > 3)) && [[ ${__hayfork_last-} != "$4" ]] && __hayfork_done "$4" "$5"
     # Variables that a starting bash would act on are read again with the others.
     [[ ${BASH_ENV+x} ]] && builtin export -n BASH_ENV
     [[ ${SHELLOPTS@a} == *x* ]] && builtin export -n SHELLOPTS
@@ -135,36 +128,42 @@ __hayfork_exit() {
         '. "$2"; builtin eval "$(__hayfork_program)"' bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
 }
 
-# Writes commands that bring this shell's state back. Runs in a subshell. $1 as in __hayfork_exit: the variables of that
-# name outside the function are meant.
+# Writes commands that bring this shell's state back, in a subshell. The parameters are those of __hayfork_exit. What the user may have
+# a function or an alias for is called before these exist.
 __hayfork_dump() {
-    builtin shopt -u localvar_unset
-    builtin shopt -p
     builtin local __hayfork_line __hayfork_names
-    builtin mapfile -t __hayfork_names <<<"$1"
+    builtin shopt -p
+    builtin printf '%s\n' 'shopt -s extglob' 'shopt -u expand_aliases' "$1"
+    ((${#FUNCNAME[@]} == 2)) && builtin printf 'set -- %s\n' "$3" # else they are those of a function
+    builtin shopt -u localvar_unset
+    # Unset from here, a local variable of the function that called `exit` gives way to the global one of its name.
+    builtin mapfile -t __hayfork_names <<<"$2"
     for __hayfork_line in "${__hayfork_names[@]}"; do
-        __hayfork_line=${__hayfork_line#declare -* }
-        builtin unset -v "${__hayfork_line%%=*}"
+        [[ $__hayfork_line =~ ^declare\ -[^\ ]+\ ([^=]+) ]] && builtin unset -v "${BASH_REMATCH[1]}"
     done
-    builtin printf '%s\n' "$__hayfork_traps"
-    builtin mapfile -t __hayfork_names <<<"$(builtin compgen -A function)"
-    for __hayfork_line in "${__hayfork_names[@]}"; do
-        [[ $__hayfork_line == __hayfork_* ]] || builtin declare -fp -- "$__hayfork_line"
-    done
-    builtin unset -v __hayfork_line __hayfork_names __hayfork_state __hayfork_text __hayfork_traps BASH_ARGC BASH_ARGV BASH_ARGV0 \
-        BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASHPID COMP_WORDBREAKS DIRSTACK EPOCHREALTIME \
-        EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO PIPESTATUS RANDOM SRANDOM _
+    builtin mapfile -t __hayfork_names <<<"$(builtin declare -F)"
+    builtin unset -v BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASHPID \
+        COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO PIPESTATUS RANDOM SRANDOM _ \
+        __hayfork_state __hayfork_text
     builtin declare -p
+    builtin alias -p
+    for __hayfork_line in "${__hayfork_names[@]}"; do
+        [[ ${__hayfork_line##* } == __hayfork_* ]] || builtin declare -f -- "${__hayfork_line##* }"
+    done
+    for __hayfork_line in "${__hayfork_names[@]}"; do
+        [[ $__hayfork_line == 'declare -f '* ]] || builtin printf 'builtin %s\n' "$__hayfork_line"
+    done
+    builtin shopt -q extglob || builtin printf 'builtin shopt -u extglob\n'
 }
 
 # Waits for an execution, puts its descriptors in place and makes __hayfork_text of it.
 __hayfork_next() {
-    builtin local __hayfork_id __hayfork_token __hayfork_flags __hayfork_place __hayfork_file __hayfork_traps \
-        __hayfork_first= __hayfork_before= __hayfork_end __hayfork_item __hayfork_name __hayfork_args=
-    # The user's traps. An EXIT trap that we have made of the user's own and ours has this between the two.
-    builtin local __hayfork_seam=$'\n{ __hayfork_calm "$__hayfork_status"; } >/dev/null 2>&1'
-    __hayfork_traps=$(builtin trap -p EXIT)
-    builtin eval "builtin set -- $__hayfork_traps"
+    builtin local __hayfork_id __hayfork_token __hayfork_flags __hayfork_place __hayfork_file __hayfork_end __hayfork_item \
+        __hayfork_name __hayfork_before __hayfork_args= __hayfork_first= __hayfork_set= || __hayfork_fail
+    # The user's EXIT trap. One that we have made of it and ours has this between the two.
+    builtin local __hayfork_seam=$'\n{ \\__hayfork_calm "$__hayfork_status"'
+    __hayfork_end=$(builtin trap -p EXIT)
+    builtin eval "\\builtin set -- $__hayfork_end" || __hayfork_fail
     __hayfork_end=${3-}
     if [[ $__hayfork_end == *"$__hayfork_seam"* ]]; then
         __hayfork_end=${__hayfork_end%%"$__hayfork_seam"*}
@@ -172,21 +171,11 @@ __hayfork_next() {
     elif [[ $__hayfork_end == *__hayfork_exit* ]]; then
         __hayfork_end=
     fi
-    builtin trap -- '__hayfork_exit ""' EXIT
-    __hayfork_traps=$(builtin trap -p ERR)
-    if [[ $__hayfork_traps ]]; then
-        builtin trap - ERR
-        __hayfork_first+="builtin $__hayfork_traps;"
-    fi
+    builtin trap - EXIT
 
     __hayfork_text=
-    while :; do
-        if builtin read -r __hayfork_text <"${__hayfork[0]}/control"; then
-            break
-        elif (($? <= 128)); then # not the end of a time or a signal, but the end of the agent
-            builtin trap - EXIT
-            builtin exit
-        fi
+    until builtin read -r __hayfork_text <"${__hayfork[0]}/control"; do
+        (($? > 128)) || builtin exit # neither a timeout nor a signal: the agent is gone
     done
     __hayfork_text=${__hayfork_text#exec }
     __hayfork_id=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }
@@ -209,57 +198,64 @@ __hayfork_next() {
         builtin export "$__hayfork_item"
     done
 
-    # What has to be set again before user code, and what would be traced as if it were user code if it were set earlier.
-    builtin local __hayfork_set=
+    # What has to be set again for user code: first what it must not see happening, then what would be traced as if it were its own.
     for __hayfork_item in errexit nounset noglob allexport keyword onecmd verbose noclobber errtrace functrace; do
         [[ :$__hayfork_options: == *:$__hayfork_item:* ]] && __hayfork_set+=" -o $__hayfork_item"
     done
+    __hayfork_set=${__hayfork_set:+"builtin set$__hayfork_set;"}
+    [[ :$__hayfork_shopt: == *:expand_aliases:* ]] && __hayfork_set+='builtin shopt -s expand_aliases;'
+    [[ ${__hayfork_traps-} ]] && __hayfork_first=${__hayfork_traps//$'\n'trap -- /;builtin trap -- }
+    __hayfork_first=${__hayfork_first:+"builtin $__hayfork_first;"}
     [[ :$__hayfork_options: == *:xtrace:* ]] && __hayfork_first+='builtin set -x;'
 
-    builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/code"
+    builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/code" || __hayfork_fail
     __hayfork_file=${__hayfork_file[0]-}
-    __hayfork_file=${__hayfork_file#$'\xef\xbb\xbf'}
-    if [[ $__hayfork_file == '#!'* ]]; then
-        __hayfork_script
+    # (Removing a prefix by a pattern would take minutes for a megabyte.)
+    if [[ $__hayfork_file == $'\xef\xbb\xbf'* ]]; then
+        [[ ${__hayfork_file:0:1} == $'\xef\xbb\xbf' ]] && __hayfork_file=${__hayfork_file:1} || __hayfork_file=${__hayfork_file:3}
     fi
+    [[ $__hayfork_file == '#!'* ]] && __hayfork_script
+    # Functions do not see these traps, so they are looked for right after user code, at the cost of a process. Nothing else sets them.
+    __hayfork_item=
+    [[ $__hayfork_first || $__hayfork_file == *ERR* || $__hayfork_file == *DEBUG* || $__hayfork_file == *RETURN* ]] && __hayfork_item=1
+    __hayfork_name='; '${__hayfork_item:+'__hayfork_traps=$(\builtin trap -p ERR RETURN DEBUG); '}'\builtin trap - ERR RETURN DEBUG; } >/dev/null 2>&1; '
     builtin printf -v __hayfork_file %q "$__hayfork_first$__hayfork_file"
 
     __hayfork_args="$__hayfork_id $__hayfork_token$__hayfork_args"
     if [[ $__hayfork_end ]]; then
-        __hayfork_end="{ __hayfork_keep \"\$?\"; } 2>/dev/null"$'\n'"$__hayfork_end$__hayfork_seam"
+        __hayfork_end='{ \__hayfork_keep "$?"; } 2>/dev/null'$'\n'"$__hayfork_end$__hayfork_seam"
     else
-        __hayfork_end='{ __hayfork_calm "$?"; } >/dev/null 2>&1'
+        __hayfork_end='{ \__hayfork_calm "$?"'
     fi
-    __hayfork_end+="; __hayfork_exit \"\$(builtin local -p 2>/dev/null)\" $__hayfork_args"
+    __hayfork_end+="$__hayfork_name"
+    __hayfork_end+='\__hayfork_exit "$(\builtin trap -p)" "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
     builtin printf -v __hayfork_end %q "$__hayfork_end"
 
-    __hayfork_text="builtin unset -v __hayfork_text __hayfork_status __hayfork_options __hayfork_probe __hayfork_last;"
-    __hayfork_text+="builtin trap -- $__hayfork_end EXIT;"
-    [[ $__hayfork_set ]] && __hayfork_text+="builtin set$__hayfork_set;"
+    __hayfork_text='builtin unset -v __hayfork_{text,status,options,shopt,probe,last,traps};'
+    __hayfork_text+="builtin trap -- $__hayfork_end EXIT;$__hayfork_set"
     __hayfork_text+="builtin eval $__hayfork_file;"
-    __hayfork_text+="{ __hayfork_calm \"\$?\"; } >/dev/null 2>&1; __hayfork_done $__hayfork_args"
+    __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_name __hayfork_done $__hayfork_args"
 
     __hayfork_item=/dev/null
     [[ $__hayfork_flags == 1 ]] && __hayfork_item=$__hayfork_place/in
     __hayfork_open "$__hayfork_item" "$__hayfork_place/out" "$__hayfork_place/err"
+    builtin return 0
 }
 
 # Code that begins with `#!` is a script for that interpreter, which may have one argument, as for the kernel.
 __hayfork_script() {
-    builtin local __hayfork_line=${__hayfork_file%%$'\n'*} __hayfork_word __hayfork_rest
-    __hayfork_line=${__hayfork_line%$'\r'}
-    __hayfork_line=${__hayfork_line:2}
-    __hayfork_line=${__hayfork_line#"${__hayfork_line%%[! $'\t']*}"}
-    __hayfork_line=${__hayfork_line%"${__hayfork_line##*[! $'\t']}"}
-    __hayfork_word=${__hayfork_line%%[ $'\t']*}
-    __hayfork_rest=${__hayfork_line:${#__hayfork_word}}
-    __hayfork_rest=${__hayfork_rest#"${__hayfork_rest%%[! $'\t']*}"}
-    [[ $__hayfork_word ]] || return
-    if [[ $__hayfork_rest ]]; then
-        builtin printf -v __hayfork_file '%q %q %q' "$__hayfork_word" "$__hayfork_rest" "$__hayfork_place/code"
-    else
-        builtin printf -v __hayfork_file '%q %q' "$__hayfork_word" "$__hayfork_place/code"
-    fi
+    builtin local __hayfork_line __hayfork_word
+    builtin mapfile -n 1 -t __hayfork_line <"$__hayfork_place/code"
+    __hayfork_line=${__hayfork_line[0]%$'\r'}
+    __hayfork_line=${__hayfork_line#*'#!'}
+    __hayfork_line=${__hayfork_line#"${__hayfork_line%%[![:blank:]]*}"}
+    __hayfork_line=${__hayfork_line%"${__hayfork_line##*[![:blank:]]}"}
+    __hayfork_word=${__hayfork_line%%[[:blank:]]*}
+    [[ $__hayfork_word ]] || builtin return 0
+    __hayfork_line=${__hayfork_line:${#__hayfork_word}}
+    __hayfork_line=${__hayfork_line#"${__hayfork_line%%[![:blank:]]*}"}
+    builtin printf -v __hayfork_file ' %q' "$__hayfork_word" ${__hayfork_line:+"$__hayfork_line"} "$__hayfork_place/code"
+    __hayfork_file="\\builtin command${__hayfork_file}"
 }
 
 builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,keep,restore,done,exit,dump,next,script}
@@ -267,16 +263,17 @@ builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,keep,resto
 if [[ ${3-} == resume ]]; then
     # The state that __hayfork_exit has written. What cannot be set again (UID, the driver's own) complains in vain.
     builtin mapfile -d '' -t __hayfork_text
+    builtin set --
     builtin eval "${__hayfork_text[0]-}" >/dev/null 2>&1
     __hayfork_open /dev/null "${__hayfork[0]}/idle.out" "${__hayfork[0]}/idle.err"
 else
-    __hayfork_options=$SHELLOPTS
-    builtin trap '__hayfork_signal 129' HUP
-    builtin trap '__hayfork_signal 130' INT
-    builtin trap '__hayfork_signal 138' USR1
-    builtin trap '__hayfork_signal 140' USR2
-    builtin trap '__hayfork_signal 142' ALRM
-    builtin trap '__hayfork_signal 143' TERM
+    __hayfork_options=$SHELLOPTS __hayfork_shopt=$BASHOPTS
+    builtin trap '\__hayfork_signal 129' HUP
+    builtin trap '\__hayfork_signal 130' INT
+    builtin trap '\__hayfork_signal 138' USR1
+    builtin trap '\__hayfork_signal 140' USR2
+    builtin trap '\__hayfork_signal 142' ALRM
+    builtin trap '\__hayfork_signal 143' TERM
     builtin printf 'ready\n' >"${__hayfork[0]}/events"
+    builtin set --
 fi
-builtin set --
