@@ -163,8 +163,8 @@ def test_nothing_runs_on_after_exit(driver: Driver) -> None:
 
 
 def test_exit_in_the_background_ends_nothing(driver: Driver) -> None:
-    assert driver.run("setTimeout(() => { process.exit(3); console.log('not') }, 30); 1").exit_code == 0
-    driver.settle(0.2)
+    assert driver.run("setTimeout(() => { process.exit(3); console.log('not') }, 400); 1").exit_code == 0
+    driver.settle(0.8)
     assert driver.run("console.log('alive')").out == b"alive\n"
     assert b"not" not in driver.idle_out.data
 
@@ -304,15 +304,15 @@ def test_deep_recursion(driver: Driver) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "setTimeout(() => { throw new Error('later') }, 5); await Bun.sleep(1000)",
-        "setImmediate(() => { throw new Error('later') }); await Bun.sleep(1000)",
+        "setTimeout(() => { throw new Error('later') }, 5); await Bun.sleep(10_000)",
+        "setImmediate(() => { throw new Error('later') }); await Bun.sleep(10_000)",
         "queueMicrotask(() => { throw new Error('later') }); 1",
-        "process.nextTick(() => { throw new Error('later') }); await Bun.sleep(1000)",
+        "process.nextTick(() => { throw new Error('later') }); await Bun.sleep(10_000)",
         "Promise.reject(new Error('later')); 1",
         "(async () => { throw new Error('later') })(); 1",
-        "await 0; Promise.resolve().then(() => { throw new Error('later') }); await Bun.sleep(1000)",
+        "await 0; Promise.resolve().then(() => { throw new Error('later') }); await Bun.sleep(10_000)",
         "new (require('events'))().emit('error', new Error('later'))",
-        "require('fs').readFile('/etc/hostname', () => { throw new Error('later') }); await Bun.sleep(1000)",
+        "require('fs').readFile('/etc/hostname', () => { throw new Error('later') }); await Bun.sleep(10_000)",
     ],
 )
 def test_uncaught_errors_from_elsewhere_end_the_execution(driver: Driver, code: str) -> None:
@@ -322,7 +322,7 @@ def test_uncaught_errors_from_elsewhere_end_the_execution(driver: Driver, code: 
     assert (result.exit_code, result.died) == (1, False)
     assert b"Error: later" in result.err
     assert result.error["value"] == "later"
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 8
     assert driver.run("kept").value == "1"
 
 
@@ -343,9 +343,9 @@ def test_the_users_own_handlers_come_first(driver: Driver) -> None:
 
 def test_uncaught_errors_in_the_background_do_no_harm(driver: Driver) -> None:
     driver.run(
-        "const kept = 1; setTimeout(() => { throw new Error('background') }, 30); setTimeout(() => Promise.reject(new Error('second')), 30); 0"
+        "const kept = 1; setTimeout(() => { throw new Error('background') }, 400); setTimeout(() => Promise.reject(new Error('second')), 400); 0"
     )
-    driver.settle(0.3)
+    driver.settle(0.8)
     assert b"Error: background" in driver.idle_err.data
     assert b"Error: second" in driver.idle_err.data
     result = driver.run("kept")
