@@ -397,9 +397,11 @@ class Driver:
         os.killpg(self.pid, signal.SIGINT)
 
     def quiesce(self, timeout: float = DEADLINE) -> None:
-        """Until the driver sleeps and no signal waits for it: on a busy machine that takes a while."""
+        """Until the driver sleeps and no signal waits for it (on a busy machine that takes a while), or has ended."""
 
         def asleep() -> bool:
+            if self.process is None or self.process.poll() is not None:
+                return True
             fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
             return fields["State"].startswith("S") and int(fields["ShdPnd"], 16) == int(fields["SigPnd"], 16) == 0
 

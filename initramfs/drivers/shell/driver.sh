@@ -20,6 +20,8 @@
 # Options that would change what the driver does are off while it works (`__hayfork_calm`). Not kept from one execution
 # to the next: `$?` and the descriptors 0 to 2.
 
+builtin trap 'builtin :' INT # until it is set in earnest
+
 # The context's folder, this file, and the shell itself.
 declare -ra __hayfork=("$1" "${BASH_SOURCE[0]}" "$BASH")
 
@@ -72,13 +74,25 @@ __hayfork_fail() {
     __hayfork_probe=${1?the driver cannot go on}
 }
 
-# What happens on a signal that the user has no trap for; $1 is 128 + its number. While idle, Ctrl-C does nothing and the
-# others end the shell.
+# What happens on a signal that the user has no trap for; $1 is 128 + its number. User code ends. While idle, Ctrl-C does nothing and
+# the others end the shell. Between the two it is too early, which is noted, or too late.
 __hayfork_signal() {
-    if [[ ${FUNCNAME[1]-} == __hayfork_next ]]; then
+    if [[ ${FUNCNAME[1]-} == __hayfork_* ]]; then
+        if [[ ${FUNCNAME[1]} != __hayfork_next || ${__hayfork_id-} ]]; then
+            __hayfork_noted=$1
+            builtin return
+        fi
         (($1 == 130)) && builtin return
     fi
     builtin exit "$1"
+}
+
+# First thing in the EXIT trap, as __hayfork_calm is after user code that does not end the shell. From here on signals are ignored: a
+# trap that runs while bash reads a command substitution would break it.
+__hayfork_leave() {
+    __hayfork_calm "$1"
+    __hayfork_all=$(builtin trap -p)
+    builtin trap '' INT TERM HUP USR1 USR2 ALRM
 }
 
 # Before a user's EXIT trap: $? is the exit code, and no failure ends the trap before ours has run.
@@ -111,19 +125,19 @@ __hayfork_done() {
     builtin printf '%s done %d\n' "$2" "$__hayfork_status" >"${__hayfork[0]}/events"
 }
 
-# The EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: the user's traps; $2: declarations of the local
-# variables of the function that called `exit`; $3: the positional parameters; the rest is for __hayfork_done, or nothing.
+# The rest of the EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the local variables of
+# the function that called `exit`; $2: the positional parameters; the rest is for __hayfork_done.
 __hayfork_exit() {
-    builtin trap 'builtin :' INT TERM HUP
     builtin local __hayfork_state
-    __hayfork_restore "${@:6}"
-    __hayfork_state=$(__hayfork_dump "$@" 2>/dev/null)
-    (($# > 3)) && [[ ${__hayfork_last-} != "$4" ]] && __hayfork_done "$4" "$5"
+    __hayfork_restore "${@:5}"
+    __hayfork_state=$(__hayfork_dump "$1" "$2" 2>/dev/null)
+    [[ ${__hayfork_last-} == "$3" ]] || __hayfork_done "$3" "$4"
     # Variables that a starting bash would act on are read again with the others.
     [[ ${BASH_ENV+x} ]] && builtin export -n BASH_ENV
     [[ ${SHELLOPTS@a} == *x* ]] && builtin export -n SHELLOPTS
     [[ ${BASHOPTS@a} == *x* ]] && builtin export -n BASHOPTS
     builtin shopt -u execfail
+    builtin trap - INT TERM HUP USR1 USR2 ALRM # what is ignored now would be ignored for ever
     builtin exec -- "${__hayfork[2]}" --noprofile --norc -c \
         '. "$2"; builtin eval "$(__hayfork_program)"' bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
 }
@@ -133,18 +147,18 @@ __hayfork_exit() {
 __hayfork_dump() {
     builtin local __hayfork_line __hayfork_names
     builtin shopt -p
-    builtin printf '%s\n' 'shopt -s extglob' 'shopt -u expand_aliases' "$1"
-    ((${#FUNCNAME[@]} == 2)) && builtin printf 'set -- %s\n' "$3" # else they are those of a function
+    builtin printf '%s\n' 'shopt -s extglob' 'shopt -u expand_aliases' "$__hayfork_all"
+    ((${#FUNCNAME[@]} == 2)) && builtin printf 'set -- %s\n' "$2" # else they are those of a function
     builtin shopt -u localvar_unset
     # Unset from here, a local variable of the function that called `exit` gives way to the global one of its name.
-    builtin mapfile -t __hayfork_names <<<"$2"
+    builtin mapfile -t __hayfork_names <<<"$1"
     for __hayfork_line in "${__hayfork_names[@]}"; do
         [[ $__hayfork_line =~ ^declare\ -[^\ ]+\ ([^=]+) ]] && builtin unset -v "${BASH_REMATCH[1]}"
     done
     builtin mapfile -t __hayfork_names <<<"$(builtin declare -F)"
     builtin unset -v BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASHPID \
         COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO PIPESTATUS RANDOM SRANDOM _ \
-        __hayfork_state __hayfork_text
+        __hayfork_state __hayfork_text __hayfork_all
     builtin declare -p
     builtin alias -p
     for __hayfork_line in "${__hayfork_names[@]}"; do
@@ -159,9 +173,9 @@ __hayfork_dump() {
 # Waits for an execution, puts its descriptors in place and makes __hayfork_text of it.
 __hayfork_next() {
     builtin local __hayfork_id __hayfork_token __hayfork_flags __hayfork_place __hayfork_file __hayfork_end __hayfork_item \
-        __hayfork_name __hayfork_before __hayfork_args= __hayfork_first= __hayfork_set= || __hayfork_fail
+        __hayfork_name __hayfork_before __hayfork_args= __hayfork_first= __hayfork_set= __hayfork_noted= || __hayfork_fail
     # The user's EXIT trap. One that we have made of it and ours has this between the two.
-    builtin local __hayfork_seam=$'\n{ \\__hayfork_calm "$__hayfork_status"'
+    builtin local __hayfork_seam=$'\n{ \\__hayfork_leave "$__hayfork_status"'
     __hayfork_end=$(builtin trap -p EXIT)
     builtin eval "\\builtin set -- $__hayfork_end" || __hayfork_fail
     __hayfork_end=${3-}
@@ -172,6 +186,16 @@ __hayfork_next() {
         __hayfork_end=
     fi
     builtin trap - EXIT
+    if [[ ${__hayfork_greeting-} ]]; then
+        builtin unset -v __hayfork_greeting
+        builtin trap '\__hayfork_signal 129' HUP
+        builtin trap '\__hayfork_signal 130' INT
+        builtin trap '\__hayfork_signal 138' USR1
+        builtin trap '\__hayfork_signal 140' USR2
+        builtin trap '\__hayfork_signal 142' ALRM
+        builtin trap '\__hayfork_signal 143' TERM
+        builtin printf 'ready\n' >"${__hayfork[0]}/events"
+    fi
 
     __hayfork_text=
     until builtin read -r __hayfork_text <"${__hayfork[0]}/control"; do
@@ -225,20 +249,21 @@ __hayfork_next() {
     if [[ $__hayfork_end ]]; then
         __hayfork_end='{ \__hayfork_keep "$?"; } 2>/dev/null'$'\n'"$__hayfork_end$__hayfork_seam"
     else
-        __hayfork_end='{ \__hayfork_calm "$?"'
+        __hayfork_end='{ \__hayfork_leave "$?"'
     fi
     __hayfork_end+="$__hayfork_name"
-    __hayfork_end+='\__hayfork_exit "$(\builtin trap -p)" "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
-    builtin printf -v __hayfork_end %q "$__hayfork_end"
+    __hayfork_end+=$'\n''\__hayfork_exit "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
 
-    __hayfork_text='builtin unset -v __hayfork_{text,status,options,shopt,probe,last,traps};'
-    __hayfork_text+="builtin trap -- $__hayfork_end EXIT;$__hayfork_set"
+    __hayfork_text="builtin unset -v __hayfork_{text,status,options,shopt,probe,traps};$__hayfork_set"
     __hayfork_text+="builtin eval $__hayfork_file;"
     __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_name __hayfork_done $__hayfork_args"
 
     __hayfork_item=/dev/null
     [[ $__hayfork_flags == 1 ]] && __hayfork_item=$__hayfork_place/in
     __hayfork_open "$__hayfork_item" "$__hayfork_place/out" "$__hayfork_place/err"
+    builtin unset -v __hayfork_last
+    builtin trap -- "$__hayfork_end" EXIT
+    [[ $__hayfork_noted ]] && __hayfork_text="builtin exit $__hayfork_noted"
     builtin return 0
 }
 
@@ -258,7 +283,7 @@ __hayfork_script() {
     __hayfork_file="\\builtin command${__hayfork_file}"
 }
 
-builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,keep,restore,done,exit,dump,next,script}
+builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,leave,keep,restore,done,exit,dump,next,script}
 
 if [[ ${3-} == resume ]]; then
     # The state that __hayfork_exit has written. What cannot be set again (UID, the driver's own) complains in vain.
@@ -267,13 +292,6 @@ if [[ ${3-} == resume ]]; then
     builtin eval "${__hayfork_text[0]-}" >/dev/null 2>&1
     __hayfork_open /dev/null "${__hayfork[0]}/idle.out" "${__hayfork[0]}/idle.err"
 else
-    __hayfork_options=$SHELLOPTS __hayfork_shopt=$BASHOPTS
-    builtin trap '\__hayfork_signal 129' HUP
-    builtin trap '\__hayfork_signal 130' INT
-    builtin trap '\__hayfork_signal 138' USR1
-    builtin trap '\__hayfork_signal 140' USR2
-    builtin trap '\__hayfork_signal 142' ALRM
-    builtin trap '\__hayfork_signal 143' TERM
-    builtin printf 'ready\n' >"${__hayfork[0]}/events"
+    __hayfork_options=$SHELLOPTS __hayfork_shopt=$BASHOPTS __hayfork_greeting=1
     builtin set --
 fi
