@@ -154,7 +154,7 @@ fn run(
             if outgoing.is_empty() && upload_left > 0 {
                 let size = usize::try_from(upload_left.min(64 * 1024))?;
                 outgoing = (0..size)
-                    .map(|i| ((counter + i as u64).wrapping_mul(2_654_435_761) >> 13) as u8)
+                    .map(|i| (counter + i as u64).wrapping_mul(2_654_435_761).to_le_bytes()[2])
                     .collect();
                 counter += size as u64;
                 upload_left -= size as u64;
@@ -179,7 +179,7 @@ fn run(
                 host.flush()?;
                 say = None;
             } else {
-                wait = *after - began.elapsed();
+                wait = after.saturating_sub(began.elapsed());
             }
         }
         host.receive(wait, |mux, incoming| match incoming {

@@ -61,7 +61,8 @@ pub struct Agent {
     world: World,
     session: Session,
     signals: OwnedFd,
-    pressure: Option<OwnedFd>,
+    /// Held because closing it ends the watch.
+    _pressure: Option<OwnedFd>,
     contexts: BTreeMap<u32, Context>,
     commands: BTreeMap<u32, Command>,
     pool: Pool,
@@ -91,7 +92,7 @@ impl Agent {
             world,
             session: Session::new(carrier),
             signals,
-            pressure,
+            _pressure: pressure,
             contexts: BTreeMap::new(),
             commands: BTreeMap::new(),
             pool,
@@ -122,10 +123,10 @@ impl Agent {
             busy = self.pump();
             self.session.flush();
             self.watch_host();
-            if let Some(end) = self.end {
-                if self.session.is_flushed() || end != End::Shutdown || !self.session.host_present() {
-                    return Ok(end);
-                }
+            if let Some(end) = self.end
+                && (self.session.is_flushed() || end != End::Shutdown || !self.session.host_present())
+            {
+                return Ok(end);
             }
         }
     }
@@ -232,17 +233,18 @@ impl Agent {
         let mut budget = READ_BUDGET;
         while let Some(event) = self.session.next(&mut budget) {
             match event {
-                SessionEvent::Began(hello) => greet(&hello),
+                // On a development machine, clock and entropy are not a test's to change.
+                SessionEvent::Began(hello) if self.world.walls.is_some() => greet(&hello),
                 SessionEvent::Ended => self.abandon(),
                 SessionEvent::Incoming(Incoming::Open(stream, request)) => self.begin(stream, request),
                 SessionEvent::Incoming(Incoming::Control(stream, control)) => self.control(stream, control),
                 SessionEvent::Incoming(Incoming::Data(stream, channel, bytes)) => {
-                    self.data(stream, channel, bytes)
+                    self.data(stream, channel, bytes);
                 }
                 SessionEvent::Incoming(Incoming::Eof(stream, channel)) => self.eof(stream, channel),
                 SessionEvent::Incoming(Incoming::Reset(stream)) => self.reset(stream),
-                // Credit: the next pump uses it. The others are for hosts.
-                SessionEvent::Incoming(_) => {}
+                // Credit, which the next pump uses, and what only hosts are told.
+                SessionEvent::Began(_) | SessionEvent::Incoming(_) => {}
             }
         }
     }
@@ -410,7 +412,7 @@ impl Agent {
             for command in commands.values_mut() {
                 busy |= command.pump(mux.as_deref_mut(), buffer);
             }
-            busy | pool.pump(world, mux.as_deref_mut(), buffer)
+            busy | pool.pump(world, mux, buffer)
         });
         contexts.retain(|_, context| !context.is_closed());
         commands.retain(|_, command| !command.is_gone());

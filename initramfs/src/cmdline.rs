@@ -67,7 +67,7 @@ impl Settings {
                     carrier = Some(
                         parse_carrier(value)
                             .ok_or_else(|| invalid("want virtio-serial:NAME or vsock:PORT"))?,
-                    )
+                    );
                 }
                 "root" if value.starts_with("/dev/") => value.clone_into(&mut root),
                 "root" => return Err(invalid("want the path of a block device in /dev")),

@@ -275,9 +275,9 @@ impl Command {
         if let Some(cgroup) = self.cgroup.take() {
             // A program that ended by itself may leave something running on purpose.
             if self.ladder.is_some() || self.muted {
-                world.graveyard.bury(cgroup)
+                world.graveyard.bury(cgroup);
             } else {
-                world.graveyard.leave(cgroup)
+                world.graveyard.leave(cgroup);
             }
         }
         for output in [&mut self.out, &mut self.err].into_iter().flatten() {

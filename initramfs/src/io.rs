@@ -51,10 +51,10 @@ impl<'a> Outlet<'a> {
 
     /// Reports an event.
     pub fn event(&mut self, event: &Event) {
-        if let Some((mux, stream)) = &mut self.to {
-            if let Err(error) = mux.event(*stream, event) {
-                crate::warning!("report on stream {}: {error}", stream.0);
-            }
+        if let Some((mux, stream)) = &mut self.to
+            && let Err(error) = mux.event(*stream, event)
+        {
+            crate::warning!("report on stream {}: {error}", stream.0);
         }
     }
 

@@ -87,6 +87,7 @@ pub fn launch(language: Language) -> Option<&'static Launch> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn parses_both_files() {
@@ -112,7 +113,6 @@ mod tests {
         std::fs::write(folder.path().join("usr/bin/real"), "").unwrap();
         std::os::unix::fs::symlink("/usr/bin/real", folder.path().join("usr/bin/link")).unwrap();
         let root = std::fs::File::open(folder.path()).unwrap();
-        use std::os::fd::AsFd;
         assert!(exists(root.as_fd(), "/usr/bin/link"));
         assert!(!exists(root.as_fd(), "/usr/bin/none"));
     }

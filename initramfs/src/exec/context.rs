@@ -64,9 +64,13 @@ pub struct Context {
     lost: bool,
     /// Why the driver's program could not be started.
     start_error: Option<String>,
+    /// The folder of a driver that ended, while its last execution still has one in it.
+    old_folder: Option<super::folder::DriverFolder>,
     next_id: u64,
-    /// The host wants it closed; the stream to answer.
-    closing: Option<Option<StreamId>>,
+    /// It takes no more work and goes away.
+    closing: bool,
+    /// Who wants to know when it is gone.
+    closing_for: Option<StreamId>,
 }
 
 impl Context {
@@ -85,8 +89,10 @@ impl Context {
             background: VecDeque::new(),
             lost: false,
             start_error: None,
+            old_folder: None,
             next_id: 1,
-            closing: None,
+            closing: false,
+            closing_for: None,
         }
     }
 
@@ -97,12 +103,12 @@ impl Context {
 
     /// Whether it is being closed.
     pub fn is_closing(&self) -> bool {
-        self.closing.is_some()
+        self.closing
     }
 
     /// Whether it is closed and can be forgotten.
     pub fn is_closed(&self) -> bool {
-        self.closing.is_some() && self.driver.is_none() && self.running.is_none()
+        self.closing && self.driver.is_none() && self.running.is_none()
     }
 
     /// Whether this is its driver's process.
@@ -155,7 +161,7 @@ impl Context {
         self.running.as_ref().is_some_and(|execution| is(execution.stream))
             || self.waiting.iter().any(|waiting| is(waiting.stream))
             || self.idle_requests.iter().any(|request| request.stream == stream)
-            || self.closing.is_some_and(is)
+            || is(self.closing_for)
     }
 
     /// The host says something to an execution.
@@ -227,14 +233,13 @@ impl Context {
             execution.stop(Reason::Cancelled, driver, now);
             execution.stream = None;
         }
-        if let Some(stream) = &mut self.closing {
-            *stream = None;
-        }
+        self.closing_for = None;
     }
 
     /// Ends everything of it; the answer comes when the driver is gone.
     pub fn close(&mut self, stream: StreamId, mut mux: Option<&mut Mux>) {
-        self.closing = Some(Some(stream));
+        self.closing = true;
+        self.closing_for = Some(stream);
         for waiting in std::mem::take(&mut self.waiting) {
             let mut outlet = Outlet::new(mux.as_deref_mut(), waiting.stream);
             outlet.event(&Event::Finished(never_ran(Status::Killed, 137, true)));
@@ -248,11 +253,11 @@ impl Context {
         let Some(driver) = &self.driver else { return };
         match &mut self.running {
             Some(execution) => execution.stop(reason, driver, Instant::now()),
-            None => drop(super::stop::Ladder::kill(reason, driver.target())),
+            None => driver.target().kill(),
         }
         // An execution that is over but not wholly reported does not stop a driver that has to go.
-        if self.closing.is_some() {
-            drop(super::stop::Ladder::kill(reason, driver.target()));
+        if self.closing {
+            driver.target().kill();
         }
     }
 
@@ -295,17 +300,14 @@ impl Context {
         }
         if !driver.is_ready() && driver.started + PATIENCE <= now {
             crate::warning!("the {} driver was not ready in time", self.language.name());
-            drop(super::stop::Ladder::kill(Reason::Killed, driver.target()));
+            driver.target().kill();
         }
     }
 
     /// Moves everything that can move. True if there is more to do at once.
     pub fn pump(&mut self, world: &mut World, mut mux: Option<&mut Mux>, buffer: &mut [u8]) -> bool {
         let mut busy = self.listen(buffer);
-        if let Some(error) = self.driver.as_mut().and_then(|driver| driver.check_start().err()) {
-            // Its process ends now, which is where the failure is reported.
-            self.start_error = Some(error.to_string());
-        }
+        self.check_start();
         busy |= self.collect_idle(buffer);
         if let Some(execution) = &mut self.running {
             let mut outlet = Outlet::new(mux.as_deref_mut(), execution.stream);
@@ -321,14 +323,18 @@ impl Context {
         self.answer_idle_requests(mux.as_deref_mut());
         self.advance(world, mux.as_deref_mut());
         if self.is_closed() {
-            if let Some(Some(stream)) = self.closing {
-                let mut outlet = Outlet::new(mux, Some(stream));
-                outlet.event(&Event::Done { bytes: 0 });
-                outlet.close();
-            }
-            self.closing = Some(None);
+            let mut outlet = Outlet::new(mux, self.closing_for.take());
+            outlet.event(&Event::Done { bytes: 0 });
+            outlet.close();
         }
         busy
+    }
+
+    /// Keeps the reason why a program could not be started; its process ends now, which is where the failure is reported.
+    fn check_start(&mut self) {
+        if let Some(error) = self.driver.as_mut().and_then(|driver| driver.check_start().err()) {
+            self.start_error = Some(error.to_string());
+        }
     }
 
     /// Reads the driver's lines.
@@ -338,7 +344,7 @@ impl Context {
         let Got::Bytes(n) = driver.events.read(buffer) else { return false };
         match self.lines.push(&buffer[..n], token) {
             Some(DriverEvent::Ready) if !driver.is_ready() => {
-                driver.ready_after = Some(driver.started.elapsed())
+                driver.ready_after = Some(driver.started.elapsed());
             }
             Some(DriverEvent::Done(code)) => {
                 if let Some(execution) = &mut self.running {
@@ -384,11 +390,12 @@ impl Context {
         while self.background.len() > MAX_BACKGROUND {
             self.background.pop_front();
         }
+        self.old_folder = None;
     }
 
     /// Starts a driver, or the next execution, if it is time.
     fn advance(&mut self, world: &mut World, mux: Option<&mut Mux>) {
-        if self.running.is_some() || self.closing.is_some() {
+        if self.running.is_some() || self.closing {
             return;
         }
         if self.waiting.is_empty() {
@@ -455,6 +462,7 @@ impl Context {
         // the driver wrote; children may go on writing, so this must not wait for an empty pipe.
         self.listen(buffer);
         self.collect_idle(buffer);
+        self.check_start();
         let Some(driver) = self.driver.take() else { return };
         let oom = driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count);
         if let Some(cgroup) = driver.cgroup {
@@ -463,6 +471,7 @@ impl Context {
         match &mut self.running {
             Some(execution) => {
                 execution.died(status, oom);
+                self.old_folder = Some(driver.folder);
             }
             None if driver.ready_after.is_none() => {
                 let why = self.start_error.take().unwrap_or_else(|| {
@@ -521,6 +530,3 @@ pub fn failure_code(errno: rustix::io::Errno) -> FailureCode {
         _ => FailureCode::Io,
     }
 }
-
-#[cfg(test)]
-mod tests;

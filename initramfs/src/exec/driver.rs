@@ -1,5 +1,6 @@
 //! One driver process: its start, its folder, its cgroup, its end.
 
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use hayfork_protocol::message::Language;
@@ -50,7 +51,6 @@ impl Driver {
         let launch = crate::languages::launch(language)
             .ok_or_else(|| OsError::new("find the language's driver", rustix::io::Errno::NOENT))?;
         let number = world.number();
-        use std::os::fd::AsFd;
         user_folder(world.states.fd.as_fd(), state, world.owner)?;
         let state = format!("{}/{state}", world.states.path);
         let folder =

@@ -147,10 +147,10 @@ impl Execution {
         }
         self.watch = None;
         let Some(stdin) = &mut self.stdin else { return };
-        if let Some(fd) = stdin.fd() {
-            if let Err(error) = world.poller.add(fd, Token::Context(context, Part::Stdin)) {
-                crate::warning!("{error}");
-            }
+        if let Some(fd) = stdin.fd()
+            && let Err(error) = world.poller.add(fd, Token::Context(context, Part::Stdin))
+        {
+            crate::warning!("{error}");
         }
         stdin.wake();
     }
@@ -345,7 +345,7 @@ fn token() -> Result<String> {
     let mut bytes = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").during("open /dev/urandom")?;
     std::io::Read::read_exact(&mut random, &mut bytes).during("read /dev/urandom")?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 /// Asks to be told when something in the folder is opened.

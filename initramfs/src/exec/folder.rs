@@ -163,7 +163,8 @@ impl DriverFolder {
         let folder =
             Folder::make(self.folder.fd.as_fd(), id.to_string(), &EXECUTION_FILES, self.folder.owner)?;
         folder.file("code", code.as_bytes())?;
-        let records: String = env.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
+        let records =
+            env.iter().fold(String::new(), |records, (name, value)| records + name + "=" + value + "\0");
         folder.file("env", records.as_bytes())?;
         for name in ["out", "err", "results"] {
             folder.fifo(name, 0o200)?;

@@ -70,7 +70,8 @@ impl Target<'_> {
         }
     }
 
-    fn kill(&self) {
+    /// Ends everything at once.
+    pub fn kill(&self) {
         match self.cgroup {
             Some(cgroup) => cgroup.kill(),
             None => signal_group(self.group, SIGKILL),

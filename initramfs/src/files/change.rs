@@ -63,7 +63,7 @@ fn empty(mut folder: OwnedFd, line: &Line) -> Result<(), Errno> {
     let mut steps = 0u32;
     loop {
         steps += 1;
-        if steps % 64 == 0 {
+        if steps.is_multiple_of(64) {
             line.check();
         }
         if let Some(child) = unlink_files(&folder)? {

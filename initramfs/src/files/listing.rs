@@ -22,10 +22,8 @@ pub fn info(name: &str, stat: &Stat) -> FileInfo {
         FileType::Symlink => FileKind::Symlink,
         _ => FileKind::Other,
     };
-    // Negative for times before 1970, which count as 1970; the types differ between platforms.
-    #[allow(clippy::unnecessary_fallible_conversions)]
-    let (seconds, ns) =
-        (u64::try_from(stat.st_mtime).unwrap_or(0), u64::try_from(stat.st_mtime_nsec).unwrap_or(0));
+    // Negative for times before 1970, which count as 1970.
+    let (seconds, ns) = (u64::try_from(stat.st_mtime).unwrap_or(0), stat.st_mtime_nsec);
     FileInfo {
         name: name.to_owned(),
         kind,

@@ -256,7 +256,10 @@ impl Pool {
             });
             match sent {
                 Ok((key, worker)) => {
-                    self.jobs.insert(key, Job { worker, stream: next.stream, upload: next.upload, content_over: false });
+                    self.jobs.insert(
+                        key,
+                        Job { worker, stream: next.stream, upload: next.upload, content_over: false },
+                    );
                 }
                 Err(error) => {
                     let mut outlet = Outlet::new(mux.as_deref_mut(), Some(next.stream));

@@ -72,17 +72,14 @@ pub fn run(socket: OwnedFd, walls: Option<&Walls>, cgroup: Option<&crate::cgroup
     if let Some(Err(error)) = cgroup.map(crate::cgroup::Cgroup::enter) {
         give_up("enter its cgroup", error.errno);
     }
-    if let Some(walls) = walls {
-        if let Err(errno) = confine(walls) {
-            give_up("go behind the walls", errno);
-        }
+    if let Some(walls) = walls
+        && let Err(errno) = confine(walls)
+    {
+        give_up("go behind the walls", errno);
     }
     // The worker must hold no end of a pipe whose closing somebody waits for, nor anything else of the agent's.
     crate::log::silence();
-    let socket = match fork::keep_only(socket) {
-        Ok(socket) => socket,
-        Err(_) => fork::exit_now(1),
-    };
+    let Ok(socket) = fork::keep_only(socket) else { fork::exit_now(1) };
     match Places::open(home, &SHARED) {
         Ok(places) => serve(Line::new(socket), &places),
         Err(_) => fork::exit_now(1),

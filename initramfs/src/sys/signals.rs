@@ -52,12 +52,26 @@ pub fn next(descriptor: &OwnedFd) -> Option<i32> {
     (usize::try_from(got) == Ok(size)).then(|| i32::try_from(info.ssi_signo).unwrap_or(0))
 }
 
+/// The kernel's `struct sigaction`: handler, flags, restorer, mask. All zeroes stands for the default action.
+#[repr(C)]
+struct KernelAction([u64; 4]);
+
 /// Gives every signal its default action and unblocks all, as a program expects to be started.
 pub fn reset_for_exec() {
+    let default = KernelAction([0; 4]);
     for signal in 1..=64 {
-        // SAFETY: SIG_DFL is a valid action for each signal; SIGKILL and SIGSTOP are refused without
-        // effect.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // The C library's own call refuses the signals that it keeps for itself, which may have been inherited as ignored.
+        // SAFETY: the action is a whole kernel sigaction, the old one is not asked for, and 8 is the size of the kernel's
+        // signal set. SIGKILL and SIGSTOP are refused without effect.
+        unsafe {
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                signal,
+                &raw const default,
+                std::ptr::null_mut::<u8>(),
+                8usize,
+            );
+        }
     }
     // SAFETY: sigemptyset initialises the set before it is used.
     unsafe {

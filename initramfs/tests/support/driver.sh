@@ -1,0 +1,23 @@
+# A driver for tests: keeps the contract in the simplest way and runs the code as bash. What it adds, for hostile tests:
+# the code can use $TOKEN, $FOLDER (E) and $D, as user code that read the driver's memory could.
+D=$1
+trap '' INT
+echo ready > "$D/events"
+while true; do
+  read -r word ID TOKEN stdin name < "$D/control" || continue
+  [ "$word" = exec ] || continue
+  FOLDER="$D/$ID"
+  exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null
+  if [ "$stdin" = 1 ]; then exec < "$FOLDER/in"; fi
+  while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
+  INTERRUPTED=
+  trap 'INTERRUPTED=yes' INT
+  eval "$(cat "$FOLDER/code")"
+  code=$?
+  if [ -n "$INTERRUPTED" ]; then code=130; fi
+  trap '' INT
+  for one in $names; do unset "$one"; done
+  names=
+  exec > "$D/idle.out" 2> "$D/idle.err" < /dev/null
+  echo "$TOKEN done $code" > "$D/events"
+done
