@@ -20,6 +20,7 @@ The environment variable `HAYFORK_DRIVER_PYTHON` (`_JAVASCRIPT`, `_SHELL`) names
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -306,10 +307,8 @@ class Driver:
         if self.process is None:
             return
         for pid in self.session():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.process.kill()
         self.process.wait(10)
         for stream in (self.events, self.idle_out, self.idle_err):

@@ -72,7 +72,7 @@ class R:
 
 def test_all_forms(driver: Driver) -> None:
     (record,) = driver.run(RICH + "R()").of_kind("result")
-    assert list(record.parts)[0] == "text/plain"
+    assert next(iter(record.parts)) == "text/plain"
     assert json.loads(record.parts.pop("application/json")) == {"a": [1, None]}
     assert record.parts == {
         "text/plain": "plain ä".encode(),
@@ -93,7 +93,9 @@ def test_mime_bundles(driver: Driver) -> None:
 
 
 def test_display_in_the_middle_and_several_at_once(driver: Driver) -> None:
-    result = driver.run(RICH + "display(1, R())\nprint('text')\ndisplay({'text/html': 'raw'}, raw=True)\ndisplay('s', metadata={})\n2")
+    result = driver.run(
+        RICH + "display(1, R())\nprint('text')\ndisplay({'text/html': 'raw'}, raw=True)\ndisplay('s', metadata={})\n2"
+    )
     assert [record.kind for record in result.records] == ["display"] * 4 + ["result"]
     assert result.records[0].parts == {"text/plain": b"1"}
     assert result.records[2].parts == {"text/html": b"raw"}
@@ -110,14 +112,20 @@ def test_display_does_not_pollute_and_the_users_own_wins(driver: Driver) -> None
 def test_objects_that_lie(driver: Driver) -> None:
     result = driver.run("from unittest.mock import MagicMock\nMagicMock()")
     assert list(result.of_kind("result")[0].parts) == ["text/plain"]
-    result = driver.run("class P:\n    def __getattr__(self, n): raise RuntimeError(n)\n    def __repr__(self): return 'P'\nP()")
+    result = driver.run(
+        "class P:\n    def __getattr__(self, n): raise RuntimeError(n)\n    def __repr__(self): return 'P'\nP()"
+    )
     assert result.value == "P"
     result = driver.run(RICH + "R")
     assert list(result.of_kind("result")[0].parts) == ["text/plain"]
-    result = driver.run("class H:\n    def _repr_html_(self): raise ValueError('broken')\n    def __repr__(self): return 'H'\nH()")
+    result = driver.run(
+        "class H:\n    def _repr_html_(self): raise ValueError('broken')\n    def __repr__(self): return 'H'\nH()"
+    )
     assert (result.value, result.exit_code) == ("H", 0)
     assert b"ValueError: broken" in result.err
-    result = driver.run("class V:\n    def _repr_html_(self): return 5\n    def _repr_json_(self): return {1, 2}\n    def __repr__(self): return 'V'\nV()")
+    result = driver.run(
+        "class V:\n    def _repr_html_(self): return 5\n    def _repr_json_(self): return {1, 2}\n    def __repr__(self): return 'V'\nV()"
+    )
     assert result.of_kind("result")[0].parts["text/html"] == b"5"
 
 
@@ -199,7 +207,9 @@ def install_pyplot(driver: Driver) -> None:
 
 def test_open_figures_are_shown_at_the_end_and_closed(driver: Driver) -> None:
     install_pyplot(driver)
-    result = driver.run("import matplotlib.pyplot as plt\nplt.plot(); plt.figure(); plt.plot()\nplt.figure()\nprint('text')")
+    result = driver.run(
+        "import matplotlib.pyplot as plt\nplt.plot(); plt.figure(); plt.plot()\nplt.figure()\nprint('text')"
+    )
     assert [record.parts for record in result.of_kind("display")] == [
         {"text/plain": b"<Figure 1>", "image/png": b"\x89PNG\1"},
         {"text/plain": b"<Figure 2>", "image/png": b"\x89PNG\2"},
@@ -218,18 +228,25 @@ def test_show_in_a_loop_gives_one_picture_each(driver: Driver) -> None:
 def test_figure_as_value_is_shown_once(driver: Driver) -> None:
     install_pyplot(driver)
     result = driver.run("import matplotlib.pyplot as plt\nf = plt.figure(); plt.plot()\nf")
-    assert [(record.kind, sorted(record.parts)) for record in result.records] == [("result", ["image/png", "text/plain"])]
+    assert [(record.kind, sorted(record.parts)) for record in result.records] == [
+        ("result", ["image/png", "text/plain"])
+    ]
 
 
 def test_matplotlib_is_not_imported_by_us(driver: Driver) -> None:
     install_pyplot(driver)
     assert driver.run("import sys\n'matplotlib' in sys.modules").value == "False"
-    assert driver.run("sys.modules.keys() & {'asyncio', 'json', 'traceback', 're', 'signal', 'linecache'}").value in ("set()",)
+    assert (
+        driver.run("sys.modules.keys() & {'asyncio', 'json', 'traceback', 're', 'signal', 'linecache'}").value
+        == "set()"
+    )
 
 
 def test_broken_figures_do_not_break_the_end(driver: Driver) -> None:
     install_pyplot(driver)
-    result = driver.run("import matplotlib.pyplot as plt\nplt.plot()\nplt.Figure.savefig = lambda *a, **k: 1/0\nprint('text')")
+    result = driver.run(
+        "import matplotlib.pyplot as plt\nplt.plot()\nplt.Figure.savefig = lambda *a, **k: 1/0\nprint('text')"
+    )
     assert (result.out, result.died) == (b"text\n", False)
     assert b"ZeroDivisionError" in result.err
     assert driver.run("print('alive')").out == b"alive\n"

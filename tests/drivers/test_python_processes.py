@@ -21,7 +21,12 @@ LANGUAGE = "python"
         ("print('child', end=''); os._exit(4)", 4, b"child", b""),
         ("raise KeyError(5)", 1, b"", b"KeyError: 5\n"),
         ("import atexit; atexit.register(print, 'at exit')", 0, b"at exit\n", b""),
-        ("import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()", 0, b"thread\n", b""),
+        (
+            "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()",
+            0,
+            b"thread\n",
+            b"",
+        ),
         ("display('shown')", 0, b"shown\n", b""),
         ("os.fork() == 0 and print('grandchild'); os.wait() if 0 else None", 0, b"grandchild\n", b""),
     ],
@@ -47,7 +52,9 @@ def test_exit_code_is_the_parents(driver: Driver) -> None:
 
 
 def test_child_that_outlives_its_execution(driver: Driver) -> None:
-    result = driver.run("import os, time\nif os.fork() == 0:\n    time.sleep(0.3)\n    print('late')\nelse:\n    print('parent')")
+    result = driver.run(
+        "import os, time\nif os.fork() == 0:\n    time.sleep(0.3)\n    print('late')\nelse:\n    print('parent')"
+    )
     assert result.out == b"parent\n"
     assert driver.run("print('next')").out == b"next\n"
     driver.executions[0].wait_for_output(b"late\n", 5)
@@ -76,10 +83,16 @@ def test_many_children(driver: Driver) -> None:
 
 
 def test_pool_with_functions_and_lambdas_of_all_kinds(driver: Driver) -> None:
-    driver.run("def square(x): return x * x\nfactor = 10\nscaled = lambda x: x * factor\ndef adder(n):\n    return lambda x: x + n")
+    driver.run(
+        "def square(x): return x * x\nfactor = 10\nscaled = lambda x: x * factor\ndef adder(n):\n    return lambda x: x + n"
+    )
     driver.run("def outer(x):\n    def inner(y): return y and x + inner(y - 1)\n    return inner")
-    driver.run("import functools\ndef noisy(f):\n    @functools.wraps(f)\n    def wrapper(*a): return ('noisy', f(*a))\n    return wrapper\n@noisy\ndef g(x): return x")
-    driver.run("class C:\n    def __init__(self, n): self.n = n\n    def m(self, x): return x + self.n\n    @staticmethod\n    def s(x): return -x\n    def __call__(self, x): return x * self.n")
+    driver.run(
+        "import functools\ndef noisy(f):\n    @functools.wraps(f)\n    def wrapper(*a): return ('noisy', f(*a))\n    return wrapper\n@noisy\ndef g(x): return x"
+    )
+    driver.run(
+        "class C:\n    def __init__(self, n): self.n = n\n    def m(self, x): return x + self.n\n    @staticmethod\n    def s(x): return -x\n    def __call__(self, x): return x * self.n"
+    )
     code = (
         "from multiprocessing import Pool\n"
         "with Pool(2) as pool:\n"
@@ -145,7 +158,9 @@ def test_no_thread_of_ours(driver: Driver) -> None:
 WORK = "import asyncio\nticks = []\nasync def work():\n    for i in range(1000):\n        ticks.append(i); await asyncio.sleep(0.01)\n"
 
 
-@pytest.mark.parametrize("start", ["task = asyncio.create_task(work())", "task = asyncio.create_task(work())\nawait asyncio.sleep(0.03)"])
+@pytest.mark.parametrize(
+    "start", ["task = asyncio.create_task(work())", "task = asyncio.create_task(work())\nawait asyncio.sleep(0.03)"]
+)
 def test_tasks_of_the_event_loop_live_on(driver: Driver, start: str) -> None:
     driver.run(WORK + start)
     driver.run("await asyncio.sleep(0.05)")
@@ -155,7 +170,10 @@ def test_tasks_of_the_event_loop_live_on(driver: Driver, start: str) -> None:
     idle = int(driver.run("len(ticks)").value or 0)
     assert idle > seen + 5  # it went on while the session was idle
     assert driver.run("await asyncio.sleep(0.05)\ntask.done()").value == "False"
-    assert driver.run("task.cancel()\ntry: await task\nexcept asyncio.CancelledError: print('cancelled')").out == b"cancelled\n"
+    assert (
+        driver.run("task.cancel()\ntry: await task\nexcept asyncio.CancelledError: print('cancelled')").out
+        == b"cancelled\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,8 +197,15 @@ def test_ways_to_use_the_loop(driver: Driver, code: str) -> None:
 def test_async_objects_can_be_used_in_later_executions(driver: Driver) -> None:
     driver.run("import asyncio\nq = asyncio.Queue()\nlock = asyncio.Lock()\nawait q.put(1)")
     assert driver.run("async with lock: x = await q.get()\nx").value == "1"
-    assert driver.run("[i async for i in agen()] if 0 else await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))").value == "[1, 2]"
-    assert driver.run("async def agen():\n    for i in range(3): yield i\n[i async for i in agen()]").value == "[0, 1, 2]"
+    assert (
+        driver.run(
+            "[i async for i in agen()] if 0 else await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2))"
+        ).value
+        == "[1, 2]"
+    )
+    assert (
+        driver.run("async def agen():\n    for i in range(3): yield i\n[i async for i in agen()]").value == "[0, 1, 2]"
+    )
 
 
 def test_asyncio_run_works_beside_top_level_await(driver: Driver) -> None:
@@ -202,7 +227,9 @@ def test_event_loop_broken_by_the_user(driver: Driver) -> None:
 
 
 def test_task_that_does_not_yield_can_be_interrupted(driver: Driver) -> None:
-    driver.run("import asyncio, time\nasync def hog():\n    await asyncio.sleep(0.1)\n    while True: pass\nasync def b(): return asyncio.create_task(hog())\nt = await b()")
+    driver.run(
+        "import asyncio, time\nasync def hog():\n    await asyncio.sleep(0.1)\n    while True: pass\nasync def b(): return asyncio.create_task(hog())\nt = await b()"
+    )
     driver.settle(0.3)
     execution = driver.begin("print('never mind')")
     driver.settle(0.3)
@@ -213,7 +240,9 @@ def test_task_that_does_not_yield_can_be_interrupted(driver: Driver) -> None:
 
 
 def test_errors_in_tasks_while_idle(driver: Driver) -> None:
-    driver.run("import asyncio, sys\nasync def bad():\n    await asyncio.sleep(0.05)\n    sys.exit(3)\nasync def b(): return asyncio.create_task(bad())\nt = await b()")
+    driver.run(
+        "import asyncio, sys\nasync def bad():\n    await asyncio.sleep(0.05)\n    sys.exit(3)\nasync def b(): return asyncio.create_task(bad())\nt = await b()"
+    )
     driver.settle(0.3)
     assert driver.run("print('alive')").out == b"alive\n"
 
@@ -222,7 +251,9 @@ def test_zombies_do_not_pile_up_from_us(driver: Driver) -> None:
     driver.run("import subprocess")
     for _ in range(5):
         driver.run("subprocess.run(['true'])")
-    count = driver.run("import os\nsum(' Z ' in open(f'/proc/{p}/stat').read() for p in os.listdir('/proc') if p.isdigit() and os.stat(f'/proc/{p}').st_uid == os.getuid() and open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[1] == str(os.getpid()))")
+    count = driver.run(
+        "import os\nsum(' Z ' in open(f'/proc/{p}/stat').read() for p in os.listdir('/proc') if p.isdigit() and os.stat(f'/proc/{p}').st_uid == os.getuid() and open(f'/proc/{p}/stat').read().rpartition(')')[2].split()[1] == str(os.getpid()))"
+    )
     assert count.value == "0"
 
 

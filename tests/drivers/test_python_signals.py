@@ -199,7 +199,9 @@ def test_alarm_storm(driver: Driver) -> None:
 def test_signal_mask_and_handlers_of_the_user_last(driver: Driver) -> None:
     driver.run("import signal, os\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])")
     assert driver.run("signal.pthread_sigmask(signal.SIG_BLOCK, [])").value == "{<Signals.SIGUSR1: 10>}"
-    driver.run("signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\nsignal.signal(signal.SIGUSR1, lambda *a: print('usr1'))")
+    driver.run(
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])\nsignal.signal(signal.SIGUSR1, lambda *a: print('usr1'))"
+    )
     assert driver.run("os.kill(os.getpid(), signal.SIGUSR1)").out == b"usr1\n"
     os.kill(driver.pid, signal.SIGUSR1)
     driver.settle(0.1)
@@ -207,7 +209,9 @@ def test_signal_mask_and_handlers_of_the_user_last(driver: Driver) -> None:
 
 
 def test_children_have_ordinary_signals(driver: Driver) -> None:
-    result = driver.run("import subprocess\nprint(subprocess.run(['grep', 'Sig', '/proc/self/status'], capture_output=True, text=True).stdout)")
+    result = driver.run(
+        "import subprocess\nprint(subprocess.run(['grep', 'Sig', '/proc/self/status'], capture_output=True, text=True).stdout)"
+    )
     fields = dict(line.split(":") for line in result.out.decode().split("\n") if ":" in line)
     assert int(fields["SigBlk"], 16) == 0
     # Python itself ignores SIGPIPE and SIGXFSZ, and gives them back to children.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
-from driver_harness import Driver
+from driver_harness import DRIVERS, Driver
 
 LANGUAGE = "python"
 
@@ -62,7 +66,9 @@ def test_exit_codes(driver: Driver, exit_code: int) -> None:
         ("(1, 2)", 1, b"(1, 2)\n"),
     ],
 )
-def test_exit_values_mean_what_they_mean_to_a_process(driver: Driver, value: str, exit_code: int, printed: bytes) -> None:
+def test_exit_values_mean_what_they_mean_to_a_process(
+    driver: Driver, value: str, exit_code: int, printed: bytes
+) -> None:
     result = driver.run(f"import sys\nsys.exit({value})")
     assert (result.exit_code, result.err) == (exit_code, printed)
     assert driver.run("1").exit_code == 0
@@ -127,7 +133,9 @@ def test_namespace_is_that_of_the_interactive_interpreter(driver: Driver) -> Non
     assert result.out.decode() == f"{names} __main__ builtins\n"
     assert driver.run("import __main__\nx = 1\nprint(__main__.x, __main__.__dict__ is globals())").out == b"1 True\n"
     assert driver.run("import sys\nprint(sys.argv, repr(sys.path[0]))").out == b"[''] ''\n"
-    result = driver.run("print([n for n in sys.modules if 'hayfork' in n or n in ('driver', 'loader', 'loop', 'cell')])")
+    result = driver.run(
+        "print([n for n in sys.modules if 'hayfork' in n or n in ('driver', 'loader', 'loop', 'cell')])"
+    )
     assert result.out == b"[]\n"
     assert driver.run("if __name__ == '__main__': print('run')").out == b"run\n"
 
@@ -143,9 +151,14 @@ def test_deleting_everything_in_the_namespace(driver: Driver) -> None:
     assert driver.run("globals().clear()").exit_code == 0
     assert driver.run("x = 1\nprint(len('abc'))").out == b"3\n"
     assert driver.run("del __builtins__\nprint(x)").out == b"1\n"
-    assert driver.run("import builtins\nprint(__builtins__ is builtins or __builtins__ is builtins.__dict__)").out == b"True\n"
+    assert (
+        driver.run("import builtins\nprint(__builtins__ is builtins or __builtins__ is builtins.__dict__)").out
+        == b"True\n"
+    )
     assert driver.run("import sys\nsys.modules.pop('__main__')").exit_code == 0
-    assert driver.run("import pickle\nclass K: pass\nprint(type(pickle.loads(pickle.dumps(K()))) is K)").out == b"True\n"
+    assert (
+        driver.run("import pickle\nclass K: pass\nprint(type(pickle.loads(pickle.dumps(K()))) is K)").out == b"True\n"
+    )
 
 
 def test_annotations_are_not_strings(driver: Driver) -> None:
@@ -181,7 +194,7 @@ def test_traceback_starts_at_the_users_first_line_and_shows_source(driver: Drive
 def test_traceback_through_earlier_executions_shows_their_source(driver: Driver) -> None:
     driver.run("def f():\n    raise KeyError('from one')")
     err = driver.run("f()").err.decode()
-    assert 'File "<cell 1>", line 2, in f\n    raise KeyError(\'from one\')' in err
+    assert "File \"<cell 1>\", line 2, in f\n    raise KeyError('from one')" in err
     assert 'File "<cell 2>", line 1, in <module>\n    f()' in err
 
 
@@ -285,7 +298,10 @@ def test_trace_and_profile_functions_do_not_see_us(driver: Driver) -> None:
     assert driver.run("def g(): return 1\ng()").exit_code == 0
     result = driver.run("sys.settrace(None); sys.setprofile(None)\nprint('<cell 2>' in seen)")
     assert result.out == b"True\n"
-    assert driver.run("def bad(*a): raise ValueError('traced')\nsys.settrace(bad)\nsys.setprofile(bad)\nlen('')").exit_code == 1
+    assert (
+        driver.run("def bad(*a): raise ValueError('traced')\nsys.settrace(bad)\nsys.setprofile(bad)\nlen('')").exit_code
+        == 1
+    )
     driver.run("def h(): return 1\nh()")
     driver.run("sys.settrace(None)")
     assert driver.run("print('alive')").died is False
@@ -368,3 +384,29 @@ def test_start_is_quick(driver: Driver) -> None:
     began = time.monotonic()
     driver.run("1")
     assert time.monotonic() - began < 1
+
+
+def test_compiled_files_are_used_if_they_fit_the_source(tmp_path: Path) -> None:
+    folder = tmp_path / "hayfork_driver"
+    shutil.copytree(DRIVERS / "python" / "hayfork_driver", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    python = os.environ.get("HAYFORK_DRIVER_PYTHON", "/usr/bin/python3")
+    compiling = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", str(folder)]
+    subprocess.run([python, *compiling], check=True, timeout=60)
+    program = (
+        "import builtins, sys\nplain = compile\nprivate = dict(vars(builtins))\n"
+        "private['compile'] = lambda *a: print('compiles', a[1].rpartition('/')[2]) or plain(*a)\n"
+        "here = sys.argv[1] + '/'\nnames = {'__name__': 'loader', '__builtins__': private, 'HERE': here}\n"
+        "exec(plain(open(here + 'loader.py').read(), 'loader.py', 'exec'), names)\n"
+        "print(names['load']('plain').is_own('x'))\n"
+    )
+
+    def load() -> str:
+        done = subprocess.run(
+            [python, "-c", program, str(folder)], check=True, capture_output=True, text=True, timeout=60
+        )
+        return done.stdout
+
+    assert load() == "False\n"
+    with (folder / "plain.py").open("a") as file:
+        file.write("\n# changed\n")
+    assert load() == "compiles plain.py\nFalse\n"

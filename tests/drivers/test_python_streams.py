@@ -85,7 +85,11 @@ BREAKAGES = [
     ("import builtins\nbuiltins.__import__ = None\nbuiltins.__build_class__ = None", b"", b""),
     ("import os\nfor n in dir(os):\n    if callable(getattr(os, n)) and n[0] != '_': setattr(os, n, None)", b"", None),
     ("import posix\nfor n in dir(posix):\n    if n[0] != '_': setattr(posix, n, None)", b"", b""),
-    ("import sys\nfor n in dir(sys):\n    if n not in ('modules', 'path') and n[:2] != '__': setattr(sys, n, None)", b"", b""),
+    (
+        "import sys\nfor n in dir(sys):\n    if n not in ('modules', 'path') and n[:2] != '__': setattr(sys, n, None)",
+        b"",
+        b"",
+    ),
     ("import sys\nsys.modules.clear()", b"", b""),
     ("import sys\nfor n in list(sys.modules): sys.modules[n] = None", b"", b""),
     ("import sys\nsys.exit = sys.excepthook = sys.displayhook = sys.unraisablehook = lambda *a: 0\n1/0", b"", b""),
@@ -93,7 +97,11 @@ BREAKAGES = [
     ("import io\nio.TextIOWrapper = io.open = io.BytesIO = None", b"", b""),
     ("import gc\ngc.disable()\nfor o in gc.get_objects():\n    if type(o) is dict and 0: o.clear()", b"", b""),
     ("import sys\nsys.stdout.reconfigure(line_buffering=False)\nprint('buffered')", b"buffered\n", b""),
-    ("import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('through another object')", b"through another object\n", b""),
+    (
+        "import os, sys\nsys.stdout = os.fdopen(os.dup(1), 'w')\nprint('through another object')",
+        b"through another object\n",
+        b"",
+    ),
     ("import warnings\nwarnings.simplefilter('error')\n", b"", b""),
     ("class O:\n    def write(self, t): raise RuntimeError\nimport sys\nsys.stderr = O()\n1/0", b"", b""),
     ("import signal\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)", b"", b""),
@@ -109,7 +117,9 @@ BREAKAGES = [
 
 
 @pytest.mark.parametrize(("code", "out", "err"), BREAKAGES)
-def test_nothing_that_user_code_breaks_loses_the_session(driver: Driver, code: str, out: bytes, err: bytes | None) -> None:
+def test_nothing_that_user_code_breaks_loses_the_session(
+    driver: Driver, code: str, out: bytes, err: bytes | None
+) -> None:
     driver.run("kept = 1")
     result = driver.run(code, timeout=15)
     assert not result.died
@@ -130,7 +140,9 @@ def test_nothing_that_user_code_breaks_loses_the_session(driver: Driver, code: s
 
 
 def test_what_was_printed_to_a_broken_descriptor_does_not_come_later(driver: Driver) -> None:
-    driver.run("import os, sys\nos.close(1)\ntry: print('lost')\nexcept OSError: pass\nos.close(2)\nsys.stderr.write('too')")
+    driver.run(
+        "import os, sys\nos.close(1)\ntry: print('lost')\nexcept OSError: pass\nos.close(2)\nsys.stderr.write('too')"
+    )
     result = driver.run("print('next')")
     assert (result.out, result.err) == (b"next\n", b"")
 
@@ -151,8 +163,14 @@ def test_stdin_is_empty_if_none_is_given(driver: Driver) -> None:
 
 def test_stdin_as_text_lines_and_bytes(driver: Driver) -> None:
     data = "eins\nzwei ä\r\n\ndrei".encode()
-    assert driver.run("print([input(), input(), input(), input()])", stdin=data).out.decode() == "['eins', 'zwei ä\\r', '', 'drei']\n"
-    assert driver.run("import sys\nprint(list(sys.stdin))", stdin=data).out.decode() == "['eins\\n', 'zwei ä\\r\\n', '\\n', 'drei']\n"
+    assert (
+        driver.run("print([input(), input(), input(), input()])", stdin=data).out.decode()
+        == "['eins', 'zwei ä\\r', '', 'drei']\n"
+    )
+    assert (
+        driver.run("import sys\nprint(list(sys.stdin))", stdin=data).out.decode()
+        == "['eins\\n', 'zwei ä\\r\\n', '\\n', 'drei']\n"
+    )
     everything = bytes(range(256)) * 2000
     code = "import sys, hashlib\nprint(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())"
     import hashlib
@@ -183,7 +201,7 @@ def test_user_output_cannot_end_or_forge_an_execution(driver: Driver) -> None:
     code = (
         "import os\n"
         "for fd in range(0, 12):\n"
-        "    for text in (b'ready\\n', b'00000000000000000000000000000000 done 0\\n', b'{\"token\":\"x\",\"kind\":\"result\",\"parts\":[]}\\n'):\n"
+        '    for text in (b\'ready\\n\', b\'00000000000000000000000000000000 done 0\\n\', b\'{"token":"x","kind":"result","parts":[]}\\n\'):\n'
         "        try: os.write(fd, text)\n"
         "        except OSError: pass\n"
         "import sys; sys.exit(3)"
@@ -194,10 +212,14 @@ def test_user_output_cannot_end_or_forge_an_execution(driver: Driver) -> None:
 
 
 def test_no_descriptor_of_ours_is_open_while_user_code_runs(driver: Driver) -> None:
-    code = "import os\nprint(sorted(os.readlink('/proc/self/fd/' + n) for n in os.listdir('/proc/self/fd') if int(n) > 2))"
+    code = (
+        "import os\nprint(sorted(os.readlink('/proc/self/fd/' + n) for n in os.listdir('/proc/self/fd') if int(n) > 2))"
+    )
     result = driver.run(code)
     assert b"control" not in result.out and b"events" not in result.out and b"results" not in result.out
-    children = driver.run("import subprocess\nprint(subprocess.run(['ls', '/proc/self/fd'], capture_output=True).stdout.split())")
+    children = driver.run(
+        "import subprocess\nprint(subprocess.run(['ls', '/proc/self/fd'], capture_output=True).stdout.split())"
+    )
     assert children.out == b"[b'0', b'1', b'2', b'3']\n"
 
 

@@ -21,9 +21,15 @@ def test_bom_is_ignored(driver: Driver) -> None:
 
 
 def test_everything_lasts(driver: Driver) -> None:
-    driver.run("x='a  b'; declare -a a=(1 '2 3' [7]=z); declare -A m=([k y]='v\n'); declare -i n=3; export E=env; readonly R=r; declare -n ref=x")
-    driver.run("f() { local y=$1; echo \"f $y $x\"; }; alias ll='echo aliased'; shopt -s extglob nullglob; set -o pipefail; umask 027; mkdir d; cd d")
-    result = driver.run('f 1; echo "${a[1]} ${!a[*]} ${m[k y]}$n $E $R $ref"; n+=1; echo $n; umask; basename "$PWD"; shopt -q nullglob && echo null')
+    driver.run(
+        "x='a  b'; declare -a a=(1 '2 3' [7]=z); declare -A m=([k y]='v\n'); declare -i n=3; export E=env; readonly R=r; declare -n ref=x"
+    )
+    driver.run(
+        "f() { local y=$1; echo \"f $y $x\"; }; alias ll='echo aliased'; shopt -s extglob nullglob; set -o pipefail; umask 027; mkdir d; cd d"
+    )
+    result = driver.run(
+        'f 1; echo "${a[1]} ${!a[*]} ${m[k y]}$n $E $R $ref"; n+=1; echo $n; umask; basename "$PWD"; shopt -q nullglob && echo null'
+    )
     assert result.out.decode() == "f 1 a  b\n2 3 0 1 7 v\n3 env r a  b\n4\n0027\nd\nnull\n"
     assert driver.run("bash -c 'echo $E'; false | true; echo $?").out == b"env\n1\n"
     assert driver.run("shopt -s expand_aliases").exit_code == 0
@@ -32,13 +38,25 @@ def test_everything_lasts(driver: Driver) -> None:
     assert driver.run('echo "$# $2"; echo to7 >&7; cat kept.txt').out == b"2 q r\nto7\n"
 
 
-ENDS = ["exit 3", "set -e; (exit 3)", "exec 2>&1; exit 3", "g() { exit 3; }; g", "set -e; h() { return 3; }; h", "eval 'exit 3'", "set -eo pipefail; true | (exit 3) | true"]
+ENDS = [
+    "exit 3",
+    "set -e; (exit 3)",
+    "exec 2>&1; exit 3",
+    "g() { exit 3; }; g",
+    "set -e; h() { return 3; }; h",
+    "eval 'exit 3'",
+    "set -eo pipefail; true | (exit 3) | true",
+]
 
 
 @pytest.mark.parametrize("end", ENDS)
 def test_everything_lasts_over_the_end_of_the_shell(driver: Driver, end: str) -> None:
-    driver.run("x='a  b'\"'\"'c\n$(d)'; declare -a a=(1 '2 3' [7]=z); declare -A m=([k y]='v\n'); declare -i n=3; export E=env; readonly R=r; declare -n ref=x; shopt -s extglob")
-    driver.run("f() { local y=$1; case $y in +(1)) echo \"f $y\";; esac; }; alias ll='echo aliased'; umask 027; mkdir d; cd d; set -- p 'q r'")
+    driver.run(
+        "x='a  b'\"'\"'c\n$(d)'; declare -a a=(1 '2 3' [7]=z); declare -A m=([k y]='v\n'); declare -i n=3; export E=env; readonly R=r; declare -n ref=x; shopt -s extglob"
+    )
+    driver.run(
+        "f() { local y=$1; case $y in +(1)) echo \"f $y\";; esac; }; alias ll='echo aliased'; umask 027; mkdir d; cd d; set -- p 'q r'"
+    )
     driver.run("e() { echo \"e $1\"; }; export -f e; trap 'echo usr' USR1; u=ü€😀; exec 7>kept.txt")
     pid = driver.run("echo $$").out
     result = driver.run(f"echo before; echo err >&2; {end}; echo not reached")
@@ -46,18 +64,22 @@ def test_everything_lasts_over_the_end_of_the_shell(driver: Driver, end: str) ->
     if "2>&1" not in end:
         assert result.err == b"err\n"
     driver.run("set +e")
-    result = driver.run('f 1; echo "${a[1]} ${!a[*]} ${m[k y]}$n $E $R $u"; echo "$ref"; n+=1; echo $n; umask; basename "$PWD"; shopt -q extglob && echo ext')
+    result = driver.run(
+        'f 1; echo "${a[1]} ${!a[*]} ${m[k y]}$n $E $R $u"; echo "$ref"; n+=1; echo $n; umask; basename "$PWD"; shopt -q extglob && echo ext'
+    )
     assert result.out.decode() == "f 1\n2 3 0 1 7 v\n3 env r ü€😀\na  b'c\n$(d)\n4\n0027\nd\next\n"
     assert result.err == b""
     assert driver.run("R=5").exit_code == 1
-    assert driver.run("bash -c 'e 1; echo $E'; kill -USR1 $$; alias ll").out == b"e 1\nenv\nusr\nalias ll='echo aliased'\n"
+    assert (
+        driver.run("bash -c 'e 1; echo $E'; kill -USR1 $$; alias ll").out == b"e 1\nenv\nusr\nalias ll='echo aliased'\n"
+    )
     assert driver.run("echo to7 >&7; cat kept.txt").out == b"to7\n"
     assert driver.run("echo $$").out == pid
 
 
 def test_positional_parameters_last_over_the_end_of_the_shell(driver: Driver) -> None:
     driver.run("set -- p 'q r'; exit 1")
-    assert driver.run('echo "$# $2"').out in (b"2 q r\n",)
+    assert driver.run('echo "$# $2"').out == b"2 q r\n"
 
 
 def test_locals_do_not_become_globals_at_exit(driver: Driver) -> None:
@@ -67,7 +89,15 @@ def test_locals_do_not_become_globals_at_exit(driver: Driver) -> None:
 
 def test_exit_codes(driver: Driver) -> None:
     driver.run("kept=5")
-    cases = [("exit", 0), ("exit 256", 0), ("exit -1", 255), ("exit 255", 255), ("exit 137", 137), ("false", 1), ("(exit 42)", 42)]
+    cases = [
+        ("exit", 0),
+        ("exit 256", 0),
+        ("exit -1", 255),
+        ("exit 255", 255),
+        ("exit 137", 137),
+        ("false", 1),
+        ("(exit 42)", 42),
+    ]
     cases += [("false; exit", 1), ("exit nonsense", 2), ("nosuch", 127), ("/etc/passwd", 126), ("true | false", 1)]
     for code, exit_code in cases:
         result = driver.run(code)
@@ -102,7 +132,10 @@ def test_fatal_errors_keep_the_session(driver: Driver) -> None:
     assert driver.run("echo $kept").out == b"5\n"
 
 
-@pytest.mark.parametrize("code", ["if x; fi", "echo 'open", "echo a\n)", "for", "case x in", "f() {", "echo $(", "cat <<E\nx\nE\n}", "&&", "((1"])
+@pytest.mark.parametrize(
+    "code",
+    ["if x; fi", "echo 'open", "echo a\n)", "for", "case x in", "f() {", "echo $(", "cat <<E\nx\nE\n}", "&&", "((1"],
+)
 def test_syntax_error_is_2_and_keeps_the_session(driver: Driver, code: str) -> None:
     driver.run("kept=5")
     result = driver.run(code)
@@ -113,7 +146,9 @@ def test_syntax_error_is_2_and_keeps_the_session(driver: Driver, code: str) -> N
 
 
 def test_messages_and_line_numbers_are_those_of_plain_bash(driver: Driver) -> None:
-    result = driver.run("echo $LINENO\nnosuch\n\ncd /nosuch\nf() {\n  nosuch2\n}\nf; echo $0 $# \"${BASH_SOURCE[0]-}\" $BASH_SUBSHELL $-")
+    result = driver.run(
+        'echo $LINENO\nnosuch\n\ncd /nosuch\nf() {\n  nosuch2\n}\nf; echo $0 $# "${BASH_SOURCE[0]-}" $BASH_SUBSHELL $-'
+    )
     assert result.err.decode().splitlines() == [
         "bash: line 2: nosuch: command not found",
         "bash: line 4: cd: /nosuch: No such file or directory",
@@ -134,12 +169,12 @@ def test_here_documents_and_long_lines(driver: Driver) -> None:
 
 def test_hash_bang_runs_a_script(driver: Driver) -> None:
     driver.run("x=outer; export y=exported")
-    assert driver.run("#!/bin/bash\necho \"${x-unset} $y\"; x=inner; exit 4").exit_code == 4
-    assert driver.run("#!/bin/bash\necho \"${x-unset} $y\"; x=inner").out == b"unset exported\n"
+    assert driver.run('#!/bin/bash\necho "${x-unset} $y"; x=inner; exit 4').exit_code == 4
+    assert driver.run('#!/bin/bash\necho "${x-unset} $y"; x=inner').out == b"unset exported\n"
     assert driver.run("echo $x").out == b"outer\n"
     result = driver.run("#! /usr/bin/env python3\nimport sys\nprint(sys.argv[0][-4:], sys.stdin.read())", stdin=b"in")
     assert result.out == b"code in\n"
-    assert driver.run("#!/usr/bin/awk -f\nBEGIN { print \"awk\" }").out == b"awk\n"
+    assert driver.run('#!/usr/bin/awk -f\nBEGIN { print "awk" }').out == b"awk\n"
     assert driver.run("#!/nosuch/interpreter\necho").exit_code == 127
     assert driver.run("#!/bin/sh\r\necho crlf").out.startswith(b"crlf")
     assert driver.run("#!\necho plain").out == b"plain\n"
@@ -150,7 +185,22 @@ def test_set_options_last_and_do_not_touch_the_driver(driver: Driver) -> None:
     assert driver.run("echo $-; false; echo not reached").out == b"efhuBCc\n"
     assert driver.run("echo *; echo x >f1; echo y >f1").exit_code == 1
     assert driver.run("set +euC +o pipefail +f; cat f1; false; echo reached").out == b"x\nreached\n"
-    for option in ("-a", "-k", "-v", "-T", "-E", "-b", "-P", "-h", "-m", "-B", "-H", "-o posix", "-o nolog", "-o ignoreeof"):
+    for option in (
+        "-a",
+        "-k",
+        "-v",
+        "-T",
+        "-E",
+        "-b",
+        "-P",
+        "-h",
+        "-m",
+        "-B",
+        "-H",
+        "-o posix",
+        "-o nolog",
+        "-o ignoreeof",
+    ):
         driver.run(f"set {option}")
         result = driver.run("echo fine", timeout=10)
         assert (result.exit_code, result.out) == (0, b"fine\n"), option
@@ -192,18 +242,21 @@ def test_xtrace_shows_user_code_only(driver: Driver) -> None:
 )
 def test_functions_with_the_names_of_builtins(driver: Driver, name: str) -> None:
     driver.run("kept=5")
-    driver.run(f"function {name} {{ /bin/echo \"mine {name}\"; }}")
+    driver.run(f'function {name} {{ /bin/echo "mine {name}"; }}')
     result = driver.run("/bin/echo again $kept", timeout=10)
     assert (result.exit_code, result.out, result.died) == (0, b"again 5\n", False)
     if name != "builtin":
         assert driver.run(f"{name}").out == f"mine {name}\n".encode()
-    if name not in ("exit",):
+    if name != "exit":
         driver.run("\\exit 3" if name not in (".", ":") else "exit 3")
         assert driver.run("/bin/echo still $kept").out == b"still 5\n"
 
 
 def test_functions_with_the_names_of_all_builtins_at_once(driver: Driver) -> None:
-    driver.run("kept=5; for n in $(compgen -b) if while; do [[ $n == builtin ]] || eval \"function $n { /bin/echo mine; }\"; done 2>/dev/null", timeout=10)
+    driver.run(
+        'kept=5; for n in $(compgen -b) if while; do [[ $n == builtin ]] || eval "function $n { /bin/echo mine; }"; done 2>/dev/null',
+        timeout=10,
+    )
     assert driver.run("/bin/echo $kept", timeout=10).out == b"5\n"
     driver.run("readonly -f exec eval printf trap 2>/dev/null; function builtin { :; }", timeout=10)
     assert driver.run("/bin/echo $kept", timeout=10).out == b"5\n"
@@ -211,7 +264,9 @@ def test_functions_with_the_names_of_all_builtins_at_once(driver: Driver) -> Non
 
 def test_aliases_with_the_names_of_builtins_and_keywords(driver: Driver) -> None:
     driver.run("shopt -s expand_aliases; kept=5")
-    driver.run("for n in builtin eval unset trap set exec printf command __hayfork_done __hayfork_calm if for '{'; do alias \"$n=/bin/echo mine\"; done 2>/dev/null")
+    driver.run(
+        "for n in builtin eval unset trap set exec printf command __hayfork_done __hayfork_calm if for '{'; do alias \"$n=/bin/echo mine\"; done 2>/dev/null"
+    )
     assert driver.run("/bin/echo $kept").out == b"5\n"
     assert driver.run("printf x").out == b"mine x\n"
     driver.run("\\unalias '{'; \\exit 3")
@@ -232,16 +287,22 @@ def test_disabled_builtins(driver: Driver) -> None:
 def test_variables_of_any_name_and_kind(driver: Driver) -> None:
     driver.run("IFS=0123456789abcdef; kept=ok")
     assert driver.run("echo $kept").out == b"ok\n"
-    driver.run("IFS=' execdone>'; TMOUT=1; REPLY=mine; line=1; code=2; token=3; status=4; sentinel_id=5; POSIXLY_CORRECT_=1")
+    driver.run(
+        "IFS=' execdone>'; TMOUT=1; REPLY=mine; line=1; code=2; token=3; status=4; sentinel_id=5; POSIXLY_CORRECT_=1"
+    )
     driver.settle(1.3)
-    assert driver.run("IFS=' '; echo $kept $REPLY $line $code $token $status $sentinel_id").out == b"ok mine 1 2 3 4 5\n"
+    assert (
+        driver.run("IFS=' '; echo $kept $REPLY $line $code $token $status $sentinel_id").out == b"ok mine 1 2 3 4 5\n"
+    )
     driver.run("readonly IFS LINENO SECONDS PS4 BASHOPTS OPTIND _ RANDOM REPLY")
     assert driver.run("echo $kept").out == b"ok\n"
     driver.run("unset -v PATH HOME PWD; LC_ALL=C; LANG=xx_YY; BASH_ENV=/nosuch; export SHELLOPTS BASHOPTS BASH_ENV")
     assert driver.run("echo $kept ä").out == "ok ä\n".encode()
     driver.run("exit 3")
     assert driver.run("echo $kept ä $BASH_ENV").out == "ok ä /nosuch\n".encode()
-    result = driver.run("for v in $(compgen -v); do unset -v \"$v\"; done 2>/dev/null; for f in $(compgen -A function); do unset -f $f; done 2>/dev/null; echo done")
+    result = driver.run(
+        'for v in $(compgen -v); do unset -v "$v"; done 2>/dev/null; for f in $(compgen -A function); do unset -f $f; done 2>/dev/null; echo done'
+    )
     assert result.out == b"done\n"
     assert driver.run("echo alive").out == b"alive\n"
 
@@ -300,7 +361,10 @@ def test_traps_of_all_kinds(driver: Driver) -> None:
     driver.run("trap 'return 5' DEBUG RETURN ERR; set -eET", timeout=10)  # may end the shell for good
     driver.run("kept=5; set +eET; trap - DEBUG RETURN ERR", timeout=10)
     assert b"5\n" in driver.run("echo $kept", timeout=10).out
-    assert driver.run("set +eET; for s in $(compgen -A signal); do trap \"echo $s\" $s; done 2>/dev/null", timeout=10).died is False
+    assert (
+        driver.run('set +eET; for s in $(compgen -A signal); do trap "echo $s" $s; done 2>/dev/null', timeout=10).died
+        is False
+    )
     assert b"5\n" in driver.run("echo $kept", timeout=10).out
     driver.run("for s in $(compgen -A signal); do trap - $s; done 2>/dev/null", timeout=10)
     assert driver.run("echo alive", timeout=10).out == b"alive\n"

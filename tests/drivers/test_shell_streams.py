@@ -21,7 +21,9 @@ def test_output_is_byte_exact(driver: Driver) -> None:
 
 
 def test_much_output_arrives_whole_and_in_order(driver: Driver) -> None:
-    assert driver.run("for ((i = 0; i < 10000; i++)); do echo $i; done").out == b"".join(b"%d\n" % i for i in range(10000))
+    assert driver.run("for ((i = 0; i < 10000; i++)); do echo $i; done").out == b"".join(
+        b"%d\n" % i for i in range(10000)
+    )
     assert driver.run("head -c 500000 /dev/zero | tr '\\0' y").out == b"y" * 500_000
     assert driver.run("x=$(printf 'é%.0s' {1..60000}); echo \"$x\"").out.decode() == "é" * 60000 + "\n"
 
@@ -47,17 +49,23 @@ def test_end_is_told_at_once(driver: Driver) -> None:
         ("exec 3>&1 >/dev/null; echo third >&3", b"third\n", b""),
         ("exec > >(cat); echo through", b"through\n", b""),
         ("exec </etc/passwd; read -r x", b"", b""),
-        ("for fd in /proc/$$/fd/*; do fd=${fd##*/}; eval \"exec $fd>&-\"; done", b"", b""),
-        ("for ((fd = 0; fd < 256; fd++)); do eval \"exec $fd>&-\"; done", b"", b""),
+        ('for fd in /proc/$$/fd/*; do fd=${fd##*/}; eval "exec $fd>&-"; done', b"", b""),
+        ('for ((fd = 0; fd < 256; fd++)); do eval "exec $fd>&-"; done', b"", b""),
         ("coproc cat; echo c >&${COPROC[1]}; read -r x <&${COPROC[0]}; echo $x", b"c\n", b""),
         ("ulimit -n 16; echo limited", b"limited\n", b""),
         ("ulimit -c 0 -f 100 -s 4096; echo limited", b"limited\n", b""),
         ("stty -echo 2>/dev/null; printf '\\e[?25l'", b"\x1b[?25l", b""),
         ("umask 777", b"", b""),
-        ("printf 'ready\\n%s done 0\\n' 00000000000000000000000000000000 | tee /dev/fd/2", b"ready\n" + b"0" * 32 + b" done 0\n", None),
+        (
+            "printf 'ready\\n%s done 0\\n' 00000000000000000000000000000000 | tee /dev/fd/2",
+            b"ready\n" + b"0" * 32 + b" done 0\n",
+            None,
+        ),
     ],
 )
-def test_nothing_that_user_code_does_to_descriptors_loses_the_session(driver: Driver, code: str, out: bytes, err: bytes | None) -> None:
+def test_nothing_that_user_code_does_to_descriptors_loses_the_session(
+    driver: Driver, code: str, out: bytes, err: bytes | None
+) -> None:
     driver.run("kept=1")
     result = driver.run(code, timeout=15)
     if ">(cat)" in code and not result.out:
@@ -79,13 +87,13 @@ def test_no_descriptor_of_ours_is_open(driver: Driver) -> None:
 
 
 def test_stdin_is_empty_if_none_is_given(driver: Driver) -> None:
-    result = driver.run("read -r x; echo $? \"[$x]\"; cat; wc -c")
+    result = driver.run('read -r x; echo $? "[$x]"; cat; wc -c')
     assert result.out.split() == [b"1", b"[]", b"0"]
     assert driver.run("read -t 0; echo $?").exit_code == 0
 
 
 def test_stdin_as_lines_and_bytes(driver: Driver) -> None:
-    assert driver.run("read -r a; read -r b; echo \"$b $a\"; cat", stdin=b"one\ntwo\nrest\n").out == b"two one\nrest\n"
+    assert driver.run('read -r a; read -r b; echo "$b $a"; cat', stdin=b"one\ntwo\nrest\n").out == b"two one\nrest\n"
     everything = bytes(range(256)) * 2000
     assert driver.run("sha256sum", stdin=everything).out.decode().split()[0] == hashlib.sha256(everything).hexdigest()
     assert driver.run("cat", stdin=b"").out == b""
@@ -103,7 +111,17 @@ def test_stdin_in_pieces(driver: Driver) -> None:
     assert execution.finish().out == b"got one\ngot two\n"
 
 
-INTERRUPTED = ["sleep 100", "while :; do :; done", "read -r x < <(sleep 100)", "sleep 100 & wait", "f() { local x=1; sleep 100; }; f", "(sleep 100; echo no)", "sleep 100 | cat", "x=$(sleep 100)", "bash -c 'sleep 100'"]
+INTERRUPTED = [
+    "sleep 100",
+    "while :; do :; done",
+    "read -r x < <(sleep 100)",
+    "sleep 100 & wait",
+    "f() { local x=1; sleep 100; }; f",
+    "(sleep 100; echo no)",
+    "sleep 100 | cat",
+    "x=$(sleep 100)",
+    "bash -c 'sleep 100'",
+]
 
 
 @pytest.mark.parametrize("code", INTERRUPTED)
@@ -213,7 +231,9 @@ def test_output_of_children_left_behind_stays_with_their_execution(driver: Drive
 
 
 def test_subshells_that_exit_do_not_run_the_driver(driver: Driver) -> None:
-    result = driver.run("(exit 3); echo $?; x=$(exit 4); echo $?; exit 5 | exit 6; echo $?; (echo sub; exit) & wait; echo end")
+    result = driver.run(
+        "(exit 3); echo $?; x=$(exit 4); echo $?; exit 5 | exit 6; echo $?; (echo sub; exit) & wait; echo end"
+    )
     assert result.out == b"3\n4\n6\nsub\nend\n"
     assert driver.run("(trap 'echo subtrap' EXIT; exit 3); echo $?").out == b"subtrap\n3\n"
     assert driver.run("eval '(set -e; false; echo no)'; echo $?").out == b"1\n"

@@ -1,24 +1,27 @@
-# The shell driver: functions for the command that the file `launch` starts bash with (bash 5.2; nothing but bash is needed).
+# The shell driver: functions for the command that the file `launch` starts bash with (bash 5.2; nothing but bash is
+# needed).
 #
 # User code runs in this very shell, by `eval` at top level, so that everything it sets stays set: not inside a function
 # (`declare` would be local) and not inside a loop (`break` would end it). So the program is a long list of units
 #
 #     __hayfork_next || __hayfork_fail; builtin eval "$__hayfork_text"
 #
-# that ends with an `eval` of the same list. `__hayfork_next` waits for an execution and makes the text of it: what the user's
-# options and traps need, the `eval` of the user's code, and `__hayfork_done ID TOKEN` after it. The agent's token is part of
-# that text, which bash has read when the user's code starts: it is in no variable that user code could set or unset.
-# Everything is on the first line of what `bash -c` got, so line numbers in messages are those of the user's code.
+# that ends with an `eval` of the same list. `__hayfork_next` waits for an execution and makes the text of it: what
+# the user's options and traps need, the `eval` of the user's code, and `__hayfork_done ID TOKEN` after it. The
+# agent's token is part of that text, which bash has read when the user's code starts: it is in no variable that user
+# code could set or unset. Everything is on the first line of what `bash -c` got, so line numbers in messages are
+# those of the user's code.
 #
-# If user code ends the shell (`exit 3`, a failure under `set -e`, Ctrl-C), the EXIT trap writes down all variables, functions,
-# aliases, options and traps, tells the agent the exit code, and replaces the process by a new bash that reads them and goes
-# on: same process number, same descriptors, same folder. If user code has put an EXIT trap of its own in the place of
-# ours the process does end, and the agent makes a new one; such a trap of an earlier execution is run before ours.
+# If user code ends the shell (`exit 3`, a failure under `set -e`, Ctrl-C), the EXIT trap writes down all variables,
+# functions, aliases, options and traps, tells the agent the exit code, and replaces the process by a new bash that
+# reads them and goes on: same process number, same descriptors, same folder. If user code has put an EXIT trap of its
+# own in the place of ours the process does end, and the agent makes a new one; such a trap of an earlier execution is
+# run before ours.
 #
-# User code may define functions and aliases with any name. The driver's functions are read-only and were read when there were
-# no aliases. They call builtins by `builtin`; should the user have a function of that name that gets in the way, it is removed.
-# Options that would change what the driver does are off while it works (`__hayfork_calm`). Not kept from one execution
-# to the next: `$?` and the descriptors 0 to 2.
+# User code may define functions and aliases with any name. The driver's functions are read-only and were read when
+# there were no aliases. They call builtins by `builtin`; should the user have a function of that name that gets in
+# the way, it is removed. Options that would change what the driver does are off while it works (`__hayfork_calm`).
+# Not kept from one execution to the next: `$?` and the descriptors 0 to 2.
 
 builtin trap 'builtin :' INT # until it is set in earnest
 
@@ -27,14 +30,15 @@ declare -ra __hayfork=("$1" "${BASH_SOURCE[0]}" "$BASH")
 
 # The list of units, in groups: bash needs stack for each command of a list that is not in a group of its own.
 __hayfork_program() {
-    builtin local __hayfork_unit='__hayfork_next||__hayfork_fail;builtin eval "$__hayfork_text";' __hayfork_group= __hayfork_all= __hayfork_n
+    builtin local __hayfork_group= __hayfork_all= __hayfork_n
+    builtin local __hayfork_unit='__hayfork_next||__hayfork_fail;builtin eval "$__hayfork_text";'
     for __hayfork_n in {1..16}; do __hayfork_group+=$__hayfork_unit; done
     for __hayfork_n in {1..16}; do __hayfork_all+="{ $__hayfork_group };"; done
     builtin printf '%s' "$__hayfork_all" 'builtin eval "$(__hayfork_program)"'
 }
 
-# First thing after user code, with its output thrown away (a trace or a DEBUG trap would speak): keeps the exit code $1 and
-# the options, and makes the shell behave.
+# First thing after user code, with its output thrown away (a trace or a DEBUG trap would speak): keeps the exit code
+# $1 and the options, and makes the shell behave.
 __hayfork_calm() {
     __hayfork_status=$1 __hayfork_options=$SHELLOPTS __hayfork_shopt=$BASHOPTS __hayfork_probe=
     builtin printf -v __hayfork_probe ok
@@ -50,8 +54,8 @@ __hayfork_calm() {
     builtin shopt -u expand_aliases
 }
 
-# Makes descriptors 0, 1, 2 of the files $1, $2, $3. (`builtin exec` would open them for itself only. A function of the user's with
-# that name does not count in POSIX mode.)
+# Makes descriptors 0, 1, 2 of the files $1, $2, $3. (`builtin exec` would open them for itself only. A function of
+# the user's with that name does not count in POSIX mode.)
 __hayfork_open() {
     if builtin declare -F exec >/dev/null && [[ :$SHELLOPTS: != *:posix:* ]]; then
         POSIXLY_CORRECT=1
@@ -74,8 +78,8 @@ __hayfork_fail() {
     __hayfork_probe=${1?the driver cannot go on}
 }
 
-# What happens on a signal that the user has no trap for; $1 is 128 + its number. User code ends. While idle, Ctrl-C does nothing and
-# the others end the shell. Between the two it is too early, which is noted, or too late.
+# What happens on a signal that the user has no trap for; $1 is 128 + its number. User code ends. While idle, Ctrl-C
+# does nothing and the others end the shell. Between the two it is too early, which is noted, or too late.
 __hayfork_signal() {
     if [[ ${FUNCNAME[1]-} == __hayfork_* ]]; then
         if [[ ${FUNCNAME[1]} != __hayfork_next || ${__hayfork_id-} ]]; then
@@ -87,8 +91,8 @@ __hayfork_signal() {
     builtin exit "$1"
 }
 
-# First thing in the EXIT trap, as __hayfork_calm is after user code that does not end the shell. From here on signals are ignored: a
-# trap that runs while bash reads a command substitution would break it.
+# First thing in the EXIT trap, as __hayfork_calm is after user code that does not end the shell. From here on signals
+# are ignored: a trap that runs while bash reads a command substitution would break it.
 __hayfork_leave() {
     __hayfork_calm "$1"
     __hayfork_all=$(builtin trap -p)
@@ -125,8 +129,8 @@ __hayfork_done() {
     builtin printf '%s done %d\n' "$2" "$__hayfork_status" >"${__hayfork[0]}/events"
 }
 
-# The rest of the EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the local variables of
-# the function that called `exit`; $2: the positional parameters; the rest is for __hayfork_done.
+# The rest of the EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the
+# local variables of the function that called `exit`; $2: the positional parameters; the rest is for __hayfork_done.
 __hayfork_exit() {
     builtin local __hayfork_state
     __hayfork_restore "${@:5}"
@@ -138,12 +142,12 @@ __hayfork_exit() {
     [[ ${BASHOPTS@a} == *x* ]] && builtin export -n BASHOPTS
     builtin shopt -u execfail
     builtin trap - INT TERM HUP USR1 USR2 ALRM # what is ignored now would be ignored for ever
-    builtin exec -- "${__hayfork[2]}" --noprofile --norc -c \
-        '. "$2"; builtin eval "$(__hayfork_program)"' bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
+    builtin exec -- "${__hayfork[2]}" --noprofile --norc -c '. "$2"; builtin eval "$(__hayfork_program)"' \
+        bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
 }
 
-# Writes commands that bring this shell's state back, in a subshell. The parameters are those of __hayfork_exit. What the user may have
-# a function or an alias for is called before these exist.
+# Writes commands that bring this shell's state back, in a subshell. The parameters are those of __hayfork_exit. What
+# the user may have a function or an alias for is called before these exist.
 __hayfork_dump() {
     builtin local __hayfork_line __hayfork_names
     builtin shopt -p
@@ -156,9 +160,9 @@ __hayfork_dump() {
         [[ $__hayfork_line =~ ^declare\ -[^\ ]+\ ([^=]+) ]] && builtin unset -v "${BASH_REMATCH[1]}"
     done
     builtin mapfile -t __hayfork_names <<<"$(builtin declare -F)"
-    builtin unset -v BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASHPID \
-        COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO PIPESTATUS RANDOM SRANDOM _ \
-        __hayfork_state __hayfork_text __hayfork_all
+    builtin unset -v BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE \
+        BASH_SUBSHELL BASHPID COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO \
+        PIPESTATUS RANDOM SRANDOM _ __hayfork_state __hayfork_text __hayfork_all
     builtin declare -p
     builtin alias -p
     for __hayfork_line in "${__hayfork_names[@]}"; do
@@ -172,8 +176,9 @@ __hayfork_dump() {
 
 # Waits for an execution, puts its descriptors in place and makes __hayfork_text of it.
 __hayfork_next() {
-    builtin local __hayfork_id __hayfork_token __hayfork_flags __hayfork_place __hayfork_file __hayfork_end __hayfork_item \
-        __hayfork_name __hayfork_before __hayfork_args= __hayfork_first= __hayfork_set= __hayfork_noted= || __hayfork_fail
+    builtin local __hayfork_id __hayfork_token __hayfork_flags __hayfork_place __hayfork_file __hayfork_end \
+        __hayfork_item __hayfork_name __hayfork_before __hayfork_after __hayfork_args= __hayfork_first= \
+        __hayfork_set= __hayfork_noted= || __hayfork_fail
     # The user's EXIT trap. One that we have made of it and ours has this between the two.
     builtin local __hayfork_seam=$'\n{ \\__hayfork_leave "$__hayfork_status"'
     __hayfork_end=$(builtin trap -p EXIT)
@@ -222,7 +227,7 @@ __hayfork_next() {
         builtin export "$__hayfork_item"
     done
 
-    # What has to be set again for user code: first what it must not see happening, then what would be traced as if it were its own.
+    # What has to be set again for user code. What would be traced as if it were the user's goes into the same `eval`.
     for __hayfork_item in errexit nounset noglob allexport keyword onecmd verbose noclobber errtrace functrace; do
         [[ :$__hayfork_options: == *:$__hayfork_item:* ]] && __hayfork_set+=" -o $__hayfork_item"
     done
@@ -236,13 +241,21 @@ __hayfork_next() {
     __hayfork_file=${__hayfork_file[0]-}
     # (Removing a prefix by a pattern would take minutes for a megabyte.)
     if [[ $__hayfork_file == $'\xef\xbb\xbf'* ]]; then
-        [[ ${__hayfork_file:0:1} == $'\xef\xbb\xbf' ]] && __hayfork_file=${__hayfork_file:1} || __hayfork_file=${__hayfork_file:3}
+        if [[ ${__hayfork_file:0:1} == $'\xef\xbb\xbf' ]]; then
+            __hayfork_file=${__hayfork_file:1}
+        else
+            __hayfork_file=${__hayfork_file:3}
+        fi
     fi
     [[ $__hayfork_file == '#!'* ]] && __hayfork_script
-    # Functions do not see these traps, so they are looked for right after user code, at the cost of a process. Nothing else sets them.
-    __hayfork_item=
-    [[ $__hayfork_first || $__hayfork_file == *ERR* || $__hayfork_file == *DEBUG* || $__hayfork_file == *RETURN* ]] && __hayfork_item=1
-    __hayfork_name='; '${__hayfork_item:+'__hayfork_traps=$(\builtin trap -p ERR RETURN DEBUG); '}'\builtin trap - ERR RETURN DEBUG; } >/dev/null 2>&1; '
+    # Functions do not see the traps on ERR, RETURN and DEBUG, so they are kept and switched off at top level, right
+    # after user code. To look for them takes a process, so that is done only if the user's code may have set one.
+    __hayfork_after='\builtin trap - ERR RETURN DEBUG; } >/dev/null 2>&1; '
+    if [[ $__hayfork_first || $__hayfork_file == *ERR* || $__hayfork_file == *DEBUG* ||
+        $__hayfork_file == *RETURN* ]]; then
+        __hayfork_after='__hayfork_traps=$(\builtin trap -p ERR RETURN DEBUG); '$__hayfork_after
+    fi
+    __hayfork_after="; $__hayfork_after"
     builtin printf -v __hayfork_file %q "$__hayfork_first$__hayfork_file"
 
     __hayfork_args="$__hayfork_id $__hayfork_token$__hayfork_args"
@@ -251,12 +264,12 @@ __hayfork_next() {
     else
         __hayfork_end='{ \__hayfork_leave "$?"'
     fi
-    __hayfork_end+="$__hayfork_name"
+    __hayfork_end+="$__hayfork_after"
     __hayfork_end+=$'\n''\__hayfork_exit "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
 
     __hayfork_text="builtin unset -v __hayfork_{text,status,options,shopt,probe,traps};$__hayfork_set"
     __hayfork_text+="builtin eval $__hayfork_file;"
-    __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_name __hayfork_done $__hayfork_args"
+    __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_after __hayfork_done $__hayfork_args"
 
     __hayfork_item=/dev/null
     [[ $__hayfork_flags == 1 ]] && __hayfork_item=$__hayfork_place/in
@@ -279,7 +292,8 @@ __hayfork_script() {
     [[ $__hayfork_word ]] || builtin return 0
     __hayfork_line=${__hayfork_line:${#__hayfork_word}}
     __hayfork_line=${__hayfork_line#"${__hayfork_line%%[![:blank:]]*}"}
-    builtin printf -v __hayfork_file ' %q' "$__hayfork_word" ${__hayfork_line:+"$__hayfork_line"} "$__hayfork_place/code"
+    builtin printf -v __hayfork_file ' %q' "$__hayfork_word" ${__hayfork_line:+"$__hayfork_line"} \
+        "$__hayfork_place/code"
     __hayfork_file="\\builtin command${__hayfork_file}"
 }
 

@@ -1,8 +1,8 @@
 """Compiles and runs the code of one execution in the user's `__main__`.
 
-The code is compiled as a notebook does: top-level `await` is allowed, and if the last statement is an expression its value
-is reported (unless a semicolon follows). Features imported from `__future__` hold for the rest of the session, as in the
-interactive interpreter. Nothing is inherited from the driver's own files.
+The code is compiled as a notebook does: top-level `await` is allowed, and if the last statement is an expression its
+value is reported (unless a semicolon follows). Features imported from `__future__` hold for the rest of the session,
+as in the interactive interpreter. Nothing is inherited from the driver's own files.
 """
 
 from __future__ import annotations
@@ -121,4 +121,5 @@ class Cell:
     def ends_with_semicolon(self, node: Any) -> bool:
         """Whether a semicolon follows the last expression. Positions are in bytes of UTF-8."""
         line = self.source.encode("utf-8", "replace").splitlines()[node.end_lineno - 1]
-        return line[node.end_col_offset :].lstrip(b" \t)").startswith(b";")
+        rest: bytes = line[node.end_col_offset :]
+        return rest.lstrip(b" \t)").startswith(b";")

@@ -49,7 +49,7 @@ display.__module__ = "builtins"
 
 
 def show_value(value: Any) -> None:
-    """`sys.displayhook`: reports the value of the last expression and keeps it as `_`, as the interactive interpreter does."""
+    """`sys.displayhook`: reports the value of the last expression and keeps it as `_`, as Python at a prompt does."""
     if value is None:
         return
     if not current.folder or getpid() != current.process:

@@ -38,8 +38,6 @@ def report(error: BaseException, codes: list[CodeType]) -> None:
     write(text)
 
 
-
-
 def print_error(error: BaseException) -> None:
     """Prints only."""
     write(described(error))

@@ -1,13 +1,15 @@
 """Ctrl-C, other signals, and the border between the driver's code and the user's.
 
-`run_user` runs an execution's code, `call_user` calls what else the user may have written (a `__repr__`, an `excepthook`).
-Both return what the code returned or raised. They keep signals from breaking the driver itself and from getting lost:
+`run_user` runs an execution's code, `call_user` calls what else the user may have written (a `__repr__`, an
+`excepthook`). Both return what the code returned or raised. They keep signals from breaking the driver itself and
+from getting lost:
 
 - The main thread blocks all signals except in these two functions and while it waits for work (`idle`): a handler of
   the user's may raise at any moment, such as that of an alarm set an execution ago.
 - In `run_user`, SIGINT has the user's own handler or Python's usual one, so everything looks as in a plain interpreter.
-- At all other times SIGINT has the handler `on_interrupt`, which knows what to do: nothing while idle; a note for `run_user`
-  if an execution has just been taken; KeyboardInterrupt if the interrupted frame is user code in `call_user`.
+- At all other times SIGINT has the handler `on_interrupt`, which knows what to do: nothing while idle; a note for
+  `run_user` if an execution has just been taken; KeyboardInterrupt if the interrupted frame is user code in
+  `call_user`.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ def call_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException 
     return guarded(True, None, call, args)
 
 
-def guarded(open_: bool, handler: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+def guarded(
+    open_: bool, handler: Any, call: Callable[..., Any], args: tuple[Any, ...]
+) -> tuple[Any, BaseException | None]:
     """Nothing that the interpreter could take as an occasion to run a handler stands outside the `try` blocks.
 
     Those occasions are the ends of calls and of loops.

@@ -1,7 +1,7 @@
 """Does something when the user imports one of a few modules, so that the driver need not import them itself.
 
-A finder at the head of `sys.meta_path` lets the other finders do the work, and has the hook called after the module's code
-has run.
+A finder at the head of `sys.meta_path` lets the other finders do the work, and has the hook called after the module's
+code has run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loads the driver's files so that user code can neither break nor see them.
 
-Every file becomes a module object of its own that is kept here only, and its globals carry a private copy of the builtins.
-In that copy `__import__` is `private_import` below, so that in the driver's files
+Every file becomes a module object of its own that is kept here only, and its globals carry a private copy of the
+builtins. In that copy `__import__` is `private_import` below, so that in the driver's files
 
 - `from .streams import X` means the file of that name beside this one;
 - `import traceback` means the standard library's module even where the user has a file `traceback.py`, has put
@@ -13,17 +13,17 @@ themselves whether they fit the source), since compiling is the larger part of t
 
 import marshal
 import sys
-from _frozen_importlib_external import MAGIC_NUMBER  # type: ignore[import-not-found]
+from _frozen_importlib_external import MAGIC_NUMBER
 from _imp import source_hash
 from posix import O_CLOEXEC, O_RDONLY, close, fstat, read
 from posix import open as open_
 
+HERE = globals()["HERE"]  # set by driver.py
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import CodeType, ModuleType
 
-    HERE: str  # set by driver.py
 
 ModuleKind = type(sys)
 PRIVATE = __builtins__  # the private copy that driver.py made
@@ -52,7 +52,7 @@ def private_import(
 
 
 def shield(call: "Callable[[str], ModuleType]", name: str) -> "ModuleType":
-    """Calls `call(name)`. Replaced by `guard.shielded` once that is loaded: no signal must leave a module half loaded."""
+    """Calls `call(name)`. Later replaced by `guard.shielded`: no signal must leave a module half loaded."""
     return call(name)
 
 
@@ -84,7 +84,7 @@ def compiled(name: str) -> "CodeType":
         cached = read_file(f"{HERE}__pycache__/{name}.{CACHE_TAG}.pyc")
     except OSError:
         cached = b""
-    key = int.from_bytes(MAGIC_NUMBER[:2], "little") | 0x0D0A0000  # the raw magic number, as CPython hashes with it
+    key = int.from_bytes(MAGIC_NUMBER, "little")
     if cached[:4] == MAGIC_NUMBER and cached[4] & 1 and cached[8:16] == source_hash(key, source):
         code: CodeType = marshal.loads(cached[16:])
         return code
@@ -134,7 +134,7 @@ def standard(name: str) -> "ModuleType":
 
 def start(folder: str) -> None:
     """Makes the user's `__main__` and serves executions until the agent is gone."""
-    PRIVATE["__import__"] = private_import  # type: ignore[index]
+    PRIVATE["__import__"] = private_import
     loop = load("loop")
     global shield
     shield = own_modules["guard"].shielded

@@ -1,10 +1,10 @@
 """The driver's loop: takes executions from the agent one at a time and says when each is done.
 
-    idle ──"exec ID TOKEN STDIN NAME" from control──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
+    idle ──"exec ID TOKEN STDIN NAME"──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
 
-All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the wait
-for work; see `guard`. Files and FIFOs are opened by path when they are wanted and closed at once, and whatever the loop
-calls was fetched when the driver started, so that user code can do what it likes to descriptors and modules.
+All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the
+wait for work; see `guard`. Files and FIFOs are opened by path when they are wanted and closed at once, and whatever
+the loop calls was fetched when the driver started, so that user code can do what it likes to descriptors and modules.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, r
 from .cell import Cell
 from .display import display
 from .environment import apply, parse, restore
-from .plain import modules
 from .guard import border, call_user, idle, run_user
 from .guard import install as install_guard
 from .imports import install as install_imports
+from .plain import modules
 from .processes import flush_c_streams, leave
 from .processes import install as install_processes
 from .records import current

@@ -1,8 +1,8 @@
 """Lets multiprocessing send functions that were defined in an execution to its workers.
 
 Workers are forks of the session, so what they know by name already is found by name, as usual. Lambdas, local functions
-and functions defined since the fork are sent by value: code, defaults and closure; their globals are the worker's `__main__`.
-Only multiprocessing's own pickler does this, and only with functions of `__main__`.
+and functions defined since the fork are sent by value: code, defaults and closure; their globals are the worker's
+`__main__`. Only multiprocessing's own pickler does this, and only with functions of `__main__`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 else:
     FunctionType = type(lambda: None)
-    CellType = type((lambda x: lambda: x)(0).__closure__[0])
+    CellType = type((lambda x: lambda: x)(0).__closure__[0])  # noqa: PLC3002
 
 
 def install(reduction: ModuleType) -> None:
@@ -45,8 +45,7 @@ def reduce_main_function(pickler: Any, thing: Any) -> Any:
         return NotImplemented
     cells = thing.__closure__ or ()
     known = named(thing.__qualname__) is thing
-    state = (thing.__defaults__, thing.__kwdefaults__, cells, thing.__dict__)
-    if known and any(state):
+    if known and any((thing.__defaults__, thing.__kwdefaults__, cells, thing.__dict__)):
         return NotImplemented  # by name: what it carries may be anything
     make = (marshal.dumps(thing.__code__), thing.__name__, thing.__qualname__, len(cells), known)
     if known:

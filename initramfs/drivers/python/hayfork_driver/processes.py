@@ -1,7 +1,7 @@
 """Forked children of user code, and what multiprocessing needs.
 
-A child must not print again what the parent had in its buffers, must never reach the driver's loop, and leaves as a script
-would: exit handlers, flushed streams, its own exit code.
+A child must not print again what the parent had in its buffers, must never reach the driver's loop, and leaves as a
+script would: exit handlers, flushed streams, its own exit code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def before_fork() -> None:
-    """In the parent: its buffers are empty when they get copied. Functions of `__main__` become picklable for workers."""
+    """In the parent: empties the buffers before they get copied, and lets workers get functions of `__main__`."""
     flush()
     reduction = modules.get("multiprocessing.reduction")
     if reduction is not None:

@@ -91,7 +91,7 @@ def emit_error(name: str, value: str, traceback: str) -> None:
 
 
 def send(fields: str, parts: list[bytes]) -> None:
-    """Writes one record to the agent: whole, not mixed with those of other threads, not cut short by a signal handler."""
+    """Writes one record to the agent: whole, not mixed with other threads' ones, not cut by a signal handler."""
     shielded(write_all, f'{{"token":"{current.token}",{fields}}}\n'.encode() + b"".join(parts))
 
 

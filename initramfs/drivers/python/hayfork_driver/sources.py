@@ -41,7 +41,7 @@ def publish() -> None:
 def hook(linecache: ModuleType) -> None:
     """Called when `linecache` has been imported."""
     try:
-        cache: Any = linecache.cache  # type: ignore[attr-defined]
+        cache: Any = linecache.cache
         cache.update(texts)
     except Exception:  # the user has put something else in its place
         pass

@@ -1,11 +1,12 @@
 """Descriptors 0, 1 and 2, and the objects `sys.stdin`, `sys.stdout`, `sys.stderr`.
 
-For each execution the agent has a FIFO for each descriptor; `attach` puts them in place, `detach` puts the idle FIFOs there
-afterwards. Files are opened by path when they are wanted and nothing is kept open, so user code may close or replace any
-descriptor. If it has used up all descriptors, one of 0 to 2 is given up to make room.
+For each execution the agent has a FIFO for each descriptor; `attach` puts them in place, `detach` puts the idle FIFOs
+there afterwards. Files are opened by path when they are wanted and nothing is kept open, so user code may close or
+replace any descriptor. If it has used up all descriptors, one of 0 to 2 is given up to make room.
 
-`sys.stdout` and `sys.stderr` stay the same objects over all executions, because loggers and the like keep them; they are
-replaced only if user code closed or detached them. Both are line buffered, as at a terminal. `sys.stdin` is new each time.
+`sys.stdout` and `sys.stderr` stay the same objects over all executions, because loggers and the like keep them; they
+are replaced only if user code closed or detached them. Both are line buffered, as at a terminal. `sys.stdin` is new
+each time.
 """
 
 from __future__ import annotations
