@@ -10,6 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::context::Context;
 use crate::store::{EntryManifest, MANIFEST, Store, remove_tree};
+use crate::{initramfs, kernel};
 
 /// Options of `clean`.
 #[derive(Debug, Default, clap::Args)]
@@ -43,7 +44,8 @@ fn clean(store: &Store, keep_current: bool) -> Result<usize> {
     let mut removed = 0;
     for kind in subdirectories(root)? {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_entries = name == "kernel" || name == "initramfs" || name.starts_with("image-");
+        let is_entries = [kernel::KIND, initramfs::KIND, initramfs::bytecode::KIND].contains(&name.as_str())
+            || name.starts_with("image-");
         if name == "partial" || (name == "answers" && !keep_current) {
             remove_tree(&kind)?;
         } else if is_entries || name == "sets" {
@@ -105,7 +107,6 @@ fn subdirectories(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
 mod tests {
     use crate::set::Parts;
     use crate::store::Built;
-    use crate::{initramfs, kernel};
 
     use super::*;
 

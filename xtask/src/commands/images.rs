@@ -4,6 +4,7 @@
 //! now and then. A part that is in the cache costs next to nothing. When all parts are there, the set is
 //! made and `current` points to it.
 
+use std::iter;
 use std::path::PathBuf;
 use std::thread;
 
@@ -143,26 +144,22 @@ fn add_known(context: &Context, languages: &[String], wanted: &[Which], parts: &
     Ok(())
 }
 
-/// The parts that `--only` names; all if it names none.
+/// The parts that `--only` names, in the order of building; all if it names none.
 fn select(only: &[String], languages: &[String]) -> Result<Vec<Which>> {
     let all = || {
         let images = languages.iter().cloned().map(Which::Image);
-        [Which::Kernel, Which::Initramfs].into_iter().chain(images).collect::<Vec<_>>()
+        // The initramfs comes last: it takes the interpreter out of the Python image.
+        iter::once(Which::Kernel).chain(images).chain([Which::Initramfs]).collect::<Vec<_>>()
     };
     if only.is_empty() {
         return Ok(all());
     }
-    let mut wanted: Vec<Which> = Vec::new();
-    for name in only {
-        let part = all().into_iter().find(|part| part.name() == name).ok_or_else(|| {
-            let names: Vec<String> = all().iter().map(|part| part.name().to_owned()).collect();
-            anyhow!("there is no part {name:?}; the parts are {}", names.join(", "))
-        })?;
-        if !wanted.contains(&part) {
-            wanted.push(part);
-        }
+    let unknown = only.iter().find(|name| !all().iter().any(|part| part.name() == *name));
+    if let Some(name) = unknown {
+        let names: Vec<String> = all().iter().map(|part| part.name().to_owned()).collect();
+        bail!("there is no part {name:?}; the parts are {}", names.join(", "));
     }
-    Ok(wanted)
+    Ok(all().into_iter().filter(|part| only.iter().any(|name| part.name() == name)).collect())
 }
 
 /// Installs what the parts that are not in the cache need.
@@ -223,7 +220,10 @@ fn build_one(context: &Context, options: &Options, which: &Which) -> Result<Entr
     let task = context.progress.task(which.name());
     let entry = match which {
         Which::Kernel => kernel::make(context, options.kernel_source.as_deref(), options.freshness(), &task)?,
-        Which::Initramfs => initramfs::make(context, &task)?,
+        Which::Initramfs => {
+            let python = image::find(context, "python", Freshness::Any)?;
+            initramfs::make(context, python.as_ref(), &task)?
+        }
         Which::Image(language) => image::make(context, language, options.freshness(), &task)?,
     };
     let summary = match which {
@@ -253,10 +253,10 @@ mod tests {
 
     #[test]
     fn parts_are_selected_by_name() {
-        assert_eq!(names(&[]).expect("all"), ["kernel", "initramfs", "javascript", "python"]);
-        assert_eq!(names(&["python", "kernel", "python"]).expect("two"), ["python", "kernel"]);
+        assert_eq!(names(&[]).expect("all"), ["kernel", "javascript", "python", "initramfs"]);
+        assert_eq!(names(&["initramfs", "python", "initramfs"]).expect("two"), ["python", "initramfs"]);
         let error = names(&["perl"]).expect_err("unknown").to_string();
-        assert!(error.contains("perl") && error.contains("initramfs, javascript, python"), "{error}");
+        assert!(error.contains("perl") && error.contains("javascript, python, initramfs"), "{error}");
     }
 
     #[test]

@@ -67,14 +67,19 @@ fn flags(tree: &Path, target_directory: Option<&Path>) -> OsString {
     let cargo_home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| env::var_os("HOME").map(|home| PathBuf::from(home).join(".cargo")));
-    let replaced = [
-        (Some(tree.to_owned()), "/hayfork"),
-        (target_directory.map(Path::to_owned), "/hayfork/target"),
-        (cargo_home, "/cargo"),
-    ];
+    let mut replaced = vec![(tree.to_owned(), "/hayfork")];
+    replaced.extend(target_directory.map(|directory| (directory.to_owned(), "/hayfork/target")));
+    if let Some(cargo_home) = cargo_home {
+        // Sources of dependencies lie in a folder named after the registry they came from, which may be a mirror. They
+        // are there: this program was built from them. Of several matching prefixes the compiler takes the last.
+        let sources = cargo_home.join("registry/src").read_dir().into_iter().flatten().flatten();
+        let mut folders: Vec<PathBuf> = sources.map(|entry| entry.path()).collect();
+        folders.sort();
+        replaced.push((cargo_home, "/cargo"));
+        replaced.extend(folders.into_iter().map(|folder| (folder, "/cargo")));
+    }
     let mut flags = OsString::new();
     for (from, to) in replaced {
-        let Some(from) = from else { continue };
         if !flags.is_empty() {
             flags.push("\x1f");
         }

@@ -1,17 +1,19 @@
 //! The initramfs: the guest agent as `/init` and the language drivers, in one uncompressed archive.
 //!
 //! 1. [`agent`] compiles the agent (cargo notices by itself when nothing is to be done);
-//! 2. the key is made from the agent's bytes and the drivers' files;
-//! 3. [`pack`] writes the archive.
+//! 2. [`bytecode`] compiles the Python driver by the interpreter of the Python root image, if that has been built;
+//! 3. the key is made from the agent's bytes, the drivers' files and the compiled ones;
+//! 4. [`Inputs::pack`] writes the archive.
 //!
 //! ```text
 //! /init                    the agent
-//! /drivers/<language>/…    what initramfs/drivers holds
+//! /drivers/<language>/…    what initramfs/drivers holds, and compiled code
 //! /dev/console /dev/null   what the kernel and the agent need before /dev is mounted
 //! /newroot /proc /run /sys empty mount points
 //! ```
 
 pub(crate) mod agent;
+pub(crate) mod bytecode;
 mod cpio;
 
 use std::collections::BTreeMap;
@@ -23,6 +25,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
+use crate::image;
 use crate::progress::{Task, megabytes};
 use crate::store::{self, Built, Entry};
 
@@ -35,11 +38,13 @@ pub(crate) const FILE: &str = "initramfs.cpio";
 /// To be raised when this module makes another archive of the same inputs.
 const LAYOUT: u32 = 1;
 
+/// Driver files by path inside `drivers`: permission bits and content; `None` for a directory.
+type Drivers = BTreeMap<String, Option<(u32, Vec<u8>)>>;
+
 /// What the archive is made from.
 pub(crate) struct Inputs {
     agent: Vec<u8>,
-    /// Driver files by path inside `drivers`: permission bits and content; `None` for a directory.
-    drivers: BTreeMap<String, Option<(u32, Vec<u8>)>>,
+    drivers: Drivers,
 }
 
 impl Inputs {
@@ -49,7 +54,7 @@ impl Inputs {
     /// Something cannot be read, or the folder holds something else than files and directories.
     pub(crate) fn read(agent: &Path, drivers: &Path) -> Result<Self> {
         let bytes = fs::read(agent).with_context(|| format!("cannot read the agent {}", agent.display()))?;
-        let mut files = BTreeMap::new();
+        let mut files = Drivers::new();
         collect(drivers, "", &mut files)?;
         Ok(Self { agent: bytes, drivers: files })
     }
@@ -94,14 +99,18 @@ impl Inputs {
     }
 }
 
-/// Builds agent and archive.
+/// Builds agent and archive. `python` is the Python root image.
 ///
 /// # Errors
-/// The agent does not compile, or the cache cannot be written.
-pub(crate) fn make(context: &Context, task: &Task) -> Result<Entry> {
+/// The agent or a driver does not compile, or the cache cannot be written.
+pub(crate) fn make(context: &Context, python: Option<&Entry>, task: &Task) -> Result<Entry> {
     task.step("compiling the agent");
     let binary = agent::compile(&context.tree, None, task)?;
-    let inputs = Inputs::read(&binary, &drivers(&context.tree))?;
+    let mut inputs = Inputs::read(&binary, &drivers(&context.tree))?;
+    match python {
+        Some(python) => inputs.drivers.extend(bytecode::make(context, python, &inputs.drivers, task)?),
+        None => task.step("no Python image in the cache: the Python driver starts more slowly, from source"),
+    }
     let waiting = || task.step("another build is packing it; waiting");
     context.store.get_or_build(KIND, &inputs.key()?, waiting, |directory| {
         task.step("packing");
@@ -111,16 +120,26 @@ pub(crate) fn make(context: &Context, task: &Task) -> Result<Entry> {
     })
 }
 
-/// Builds it a second time, agent included, in `scratch`; gives the archive's path.
+/// Builds it a second time, agent and compiled code included, in `scratch`.
 ///
 /// # Errors
 /// As [`make`].
-pub(crate) fn make_again(context: &Context, task: &Task, scratch: &Path) -> Result<PathBuf> {
+pub(crate) fn make_again(
+    context: &Context,
+    python: Option<&Entry>,
+    task: &Task,
+    scratch: &Path,
+) -> Result<()> {
     task.step("compiling the agent a second time");
     let binary = agent::compile(&context.tree, Some(&scratch.join("target")), task)?;
-    let archive = scratch.join(FILE);
-    Inputs::read(&binary, &drivers(&context.tree))?.pack(&archive)?;
-    Ok(archive)
+    let mut inputs = Inputs::read(&binary, &drivers(&context.tree))?;
+    if let Some(python) = python {
+        let compiled = scratch.join("bytecode");
+        fs::create_dir(&compiled)?;
+        bytecode::compile(&python.directory.join(image::FILE), &inputs.drivers, &compiled)?;
+        inputs.drivers.extend(bytecode::read(&compiled)?);
+    }
+    inputs.pack(&scratch.join(FILE))
 }
 
 fn drivers(tree: &Path) -> PathBuf {
@@ -128,11 +147,7 @@ fn drivers(tree: &Path) -> PathBuf {
 }
 
 /// Adds what `directory` holds to `files`, leaving out what tools leave behind.
-fn collect(
-    directory: &Path,
-    prefix: &str,
-    files: &mut BTreeMap<String, Option<(u32, Vec<u8>)>>,
-) -> Result<()> {
+fn collect(directory: &Path, prefix: &str, files: &mut Drivers) -> Result<()> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
     for entry in entries {
         let entry = entry?;

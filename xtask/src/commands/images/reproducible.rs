@@ -45,8 +45,9 @@ fn check_one(context: &Context, options: &Options, which: &Which, scratch: &Path
             (entry, kernel::FILE)
         }
         Which::Initramfs => {
-            let entry = initramfs::make(context, &task)?;
-            initramfs::make_again(context, &task, scratch)?;
+            let python = image::find(context, "python", Freshness::Any)?;
+            let entry = initramfs::make(context, python.as_ref(), &task)?;
+            initramfs::make_again(context, python.as_ref(), &task, scratch)?;
             (entry, initramfs::FILE)
         }
         Which::Image(language) => {
