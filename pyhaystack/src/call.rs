@@ -66,7 +66,7 @@ impl Drop for Finisher {
 }
 
 /// See the module's description.
-#[pyclass(frozen, module = "hayfork._native")]
+#[pyclass(frozen, generic, module = "hayfork._native")]
 pub(crate) struct Call {
     shared: Arc<Shared>,
     task: AbortHandle,

@@ -181,9 +181,9 @@ impl Sandbox {
         self.call(|s| async move { s.stats().await }, Value::Stats)
     }
 
-    /// Host memory as (overhead, guest, shared) bytes; `None` where it is unknown.
+    /// Host memory as (overhead, guest, cached) bytes; `None` where it is unknown.
     fn host_memory(&self) -> Option<(u64, u64, u64)> {
-        self.inner.host_memory().map(|m| (m.overhead, m.guest, m.shared))
+        self.inner.host_memory().map(|m| (m.overhead, m.guest, m.cached))
     }
 
     fn console_tail(&self) -> String {

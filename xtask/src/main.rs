@@ -9,6 +9,7 @@
 
 mod commands;
 mod context;
+mod host_drivers;
 mod image;
 mod initramfs;
 mod kernel;

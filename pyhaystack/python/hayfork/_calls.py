@@ -20,7 +20,7 @@ from hayfork._native import Call, NativeError, Waker
 
 T = TypeVar("T")
 
-Operation = Generator[Call[Any], Any, T]
+Operation = Generator["Call[Any]", Any, T]
 """Yields calls, gets their results, returns a T."""
 
 

@@ -17,7 +17,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::commands::tally::Tally;
 use crate::commands::{fuzz, images, lint};
 use crate::context::Context;
-use crate::{process, python};
+use crate::{host_drivers, process, python};
 
 /// Set up and run all tests.
 #[derive(Debug, clap::Args)]
@@ -51,7 +51,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if wanted(Layer::Drivers) {
         let mut command = Command::new(bin.join("pytest"));
-        runner(&context, &mut tally, "drivers", command.args(["-q", "tests/drivers"]))?;
+        command.args(["-q", "tests/drivers"]).env("HAYFORK_DRIVER_JAVASCRIPT", host_drivers::bun(&context)?);
+        runner(&context, &mut tally, "drivers", &mut command)?;
     }
     if wanted(Layer::Fuzz) {
         fuzz::smoke(&context, &mut tally)?;
