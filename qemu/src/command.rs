@@ -110,6 +110,13 @@ fn kernel_command_line(spec: &MachineSpec, engine: Engine) -> String {
     // A panic resets the machine at once, a reset is by triple fault (there is no keyboard controller), and either ends
     // QEMU (-no-reboot).
     let mut line = String::from("console=ttyS0 panic=-1 reboot=t noreplace-smp ");
+    if engine.accelerator == Accelerator::Tcg {
+        // The translator of QEMU 7.2 leaves garbage in the flags register after CMPXCHG16B: it computes the flags from a
+        // state that it has not written back. An interrupt at that moment saves the garbage and its return loads it
+        // (seen: a double fault in kmalloc, with the freelist pointer in EFLAGS, once in some dozens of boots). Without
+        // this feature the kernel's allocator does the same with interrupts off.
+        line.push_str("clearcpuid=cx16 ");
+    }
     match engine.tsc_khz {
         // See `host_clock`. QEMU's local APIC timer counts nanoseconds. "reliable": there is nothing in this machine to
         // check the counter against.
