@@ -212,7 +212,7 @@ impl Agent {
     /// decide in the end.
     fn relieve(&mut self) {
         let Some(cgroups) = &self.world.cgroups else { return };
-        let (used, limit) = (cgroups.memory(), cgroups.memory_limit());
+        let (used, limit) = (cgroups.held_memory(), cgroups.memory_limit());
         if used < limit / 100 * 90 {
             return;
         }

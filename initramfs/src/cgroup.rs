@@ -111,6 +111,11 @@ impl Cgroups {
         number(self.user.as_fd(), "memory.current")
     }
 
+    /// The part of it that the kernel cannot take back without ending something, in bytes.
+    pub fn held_memory(&self) -> u64 {
+        held(self.user.as_fd())
+    }
+
     /// Memory that user code may use, in bytes; 0 if the kernel does not say.
     pub fn memory_limit(&self) -> u64 {
         number(self.user.as_fd(), "memory.max")
@@ -182,10 +187,27 @@ impl Cgroup {
         OomCount(parse_oom(&read(self.folder(), "memory.events").unwrap_or_default()))
     }
 
-    /// Memory in use, in bytes.
-    pub fn memory(&self) -> u64 {
-        number(self.folder(), "memory.current")
+    /// Memory that goes with the group's processes and files, in bytes.
+    pub fn held_memory(&self) -> u64 {
+        held(self.folder())
     }
+}
+
+fn held(folder: BorrowedFd<'_>) -> u64 {
+    parse_held(&read(folder, "memory.stat").unwrap_or_default())
+}
+
+/// What the text of `memory.stat` counts that is no page cache of a file on disk and no cache of the kernel's, in bytes.
+/// There is no swap, so memory of processes (`anon`) and of tmpfs (`shmem`) stays.
+fn parse_held(stat: &str) -> u64 {
+    let value = |name: &str| {
+        stat.lines()
+            .filter_map(|line| line.split_once(' '))
+            .find(|(key, _)| *key == name)
+            .and_then(|(_, value)| value.trim().parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    value("anon") + value("shmem") + value("kernel").saturating_sub(value("slab_reclaimable"))
 }
 
 /// `oom_kill` + `oom_group_kill` of the text of `memory.events`.
@@ -237,6 +259,13 @@ impl Graveyard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn knows_what_cannot_be_taken_back() {
+        let stat = "anon 100\nfile 5000\nkernel 50\nshmem 1000\nslab_reclaimable 20\nslab_unreclaimable 9\n";
+        assert_eq!(parse_held(stat), 1130);
+        assert_eq!(parse_held("anon x\n"), 0);
+    }
 
     #[test]
     fn counts_single_and_group_kills() {

@@ -160,7 +160,7 @@ impl Command {
 
     /// Memory that it uses, in bytes.
     pub fn memory(&self) -> u64 {
-        self.cgroup.as_ref().map_or(0, Cgroup::memory)
+        self.cgroup.as_ref().map_or(0, Cgroup::held_memory)
     }
 
     fn target(&self) -> Target<'_> {

@@ -15,7 +15,7 @@ use hayfork_agent::cmdline::Settings;
 use hayfork_agent::poller::Poller;
 use hayfork_agent::spawn::{Walls, filter::Filters};
 use hayfork_agent::world::World;
-use hayfork_agent::{error, languages, log, panic, sys, warning};
+use hayfork_agent::{error, info, languages, log, panic, sys, warning};
 
 /// Priority of the agent over user code, as a nice value.
 const NICE: i32 = -10;
@@ -49,19 +49,24 @@ fn boot() -> Result<End, String> {
     if let Err(errno) = sys::network::interface_up("lo") {
         warning!("bring up lo: {errno}");
     }
+    info!("settings are applied");
     let budget = Budget::of_this_machine().map_err(text)?;
     let cgroups = Cgroups::make(&budget).map_err(text)?;
+    info!("limits are set");
     let root = UserRoot::make(&settings.root, &budget).map_err(text)?;
     let reaper = root.reaper;
     {
         use std::os::fd::AsFd;
         languages::discover("/drivers", root.root.as_fd());
     }
+    info!("the user's root is ready");
     let filters = Filters::compile().map_err(|error| error.to_string())?;
     let poller = Poller::new().map_err(text)?;
     let carrier = Carrier::open(&settings.carrier, &poller).map_err(text)?;
+    info!("the carrier is open");
     let world = World::guest(poller, Walls { root, filters }, cgroups).map_err(text)?;
     let mut agent = Agent::new(world, carrier, settings.linger, vec![reaper]).map_err(text)?;
+    info!("waiting for a host");
     agent.run().map_err(text)
 }
 

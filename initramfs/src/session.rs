@@ -7,6 +7,9 @@
 //! [`Session::next`] hands out one event at a time, so that what belongs to an old session is dealt with before anything of
 //! a new one is even decoded. A preamble that arrives while talking is no frame, so it ends the session; the search then
 //! begins with the bytes of that header, and the new session starts without a retry by the host.
+//!
+//! A retry that crosses with the answer looks like this from here: preamble, answer, zeros that end the session, the same
+//! preamble again. The session then begins anew, but is not answered a second time.
 
 use std::time::Instant;
 
@@ -50,6 +53,10 @@ pub struct Session {
     writable: bool,
     /// A handshake's answer that the carrier has not taken yet; comes before the mux's output.
     answer: Vec<u8>,
+    /// Nonce of the last handshake whose answer the carrier took whole.
+    answered: Option<[u8; 16]>,
+    /// Nonce of the handshake that `answer` belongs to.
+    nonce: [u8; 16],
     /// The carrier reported a change that has to be told first.
     ended: bool,
     present: bool,
@@ -66,6 +73,8 @@ impl Session {
             readable: true,
             writable: true,
             answer: Vec::new(),
+            answered: None,
+            nonce: [0; 16],
             ended: false,
             present: false,
         }
@@ -167,7 +176,12 @@ impl Session {
                     self.present = true;
                     let answer = guest_hello(&hello);
                     let agreed = answer.version != 0;
-                    self.answer = GuestPreamble::answer(&nonce, &answer);
+                    // A host that repeated its preamble because the answer took long gets one answer, not two: the second would
+                    // be no frame to it.
+                    if self.answered != Some(nonce) {
+                        self.answer = GuestPreamble::answer(&nonce, &answer);
+                        self.nonce = nonce;
+                    }
                     if agreed {
                         self.phase = Phase::Talking(Mux::new(Role::Guest));
                         return Some(SessionEvent::Began(hello));
@@ -220,9 +234,17 @@ impl Session {
     pub fn flush(&mut self) {
         while self.writable && !self.answer.is_empty() {
             match self.carrier.write(&self.answer) {
-                Some(n) => drop(self.answer.drain(..n)),
+                Some(n) => {
+                    self.answer.drain(..n);
+                    if self.answer.is_empty() {
+                        self.answered = Some(self.nonce);
+                    }
+                }
                 None => self.writable = false,
             }
+        }
+        if !self.answer.is_empty() {
+            return;
         }
         let Phase::Talking(mux) = &mut self.phase else { return };
         while self.writable && !mux.output().is_empty() {

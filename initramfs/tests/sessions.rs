@@ -72,3 +72,11 @@ fn shutdown_is_answered_before_the_end() {
     let mut host = Host::start();
     assert_eq!(host.run(&Request::Shutdown).done(), 0);
 }
+
+#[test]
+fn a_retry_that_crosses_with_the_answer_is_not_answered_twice() {
+    let mut host = Host::start();
+    host.sh("kept=7");
+    host.handshake_with_retry();
+    assert_eq!(host.sh("echo $kept").out(), "7\n", "frames follow the one answer");
+}

@@ -121,7 +121,7 @@ impl Context {
         self.driver
             .as_ref()
             .and_then(|driver| driver.cgroup.as_ref())
-            .map_or(0, crate::cgroup::Cgroup::memory)
+            .map_or(0, crate::cgroup::Cgroup::held_memory)
     }
 
     /// Queues an execution.

@@ -146,8 +146,20 @@ impl Host {
 
     /// Begins a session, in place of the current one.
     pub fn handshake(&mut self) {
+        self.shake_hands(false);
+    }
+
+    /// The same by an impatient host, which repeats its preamble at once.
+    pub fn handshake_with_retry(&mut self) {
+        self.shake_hands(true);
+    }
+
+    fn shake_hands(&mut self, retry: bool) {
         let mut preamble = HostPreamble::new(nonce(), &hello());
         self.socket.write_all(preamble.bytes()).unwrap();
+        if retry {
+            self.socket.write_all(&preamble.retry_bytes()).unwrap();
+        }
         self.socket.set_read_timeout(Some(PATIENCE)).unwrap();
         self.mux = Mux::new(Role::Host);
         self.streams.clear();
