@@ -156,11 +156,9 @@ fn half_close_works_both_ways() {
 #[ignore = "needs the image set"]
 fn refusals_and_resets_reach_both_sides() {
     let mut guest = Linux::boot();
-    // Nobody there: at once, not after Linux's timeout of 2 s.
-    let start = Instant::now();
+    // Nobody there: an answer, not Linux's timeout (errno 110).
     assert_eq!(guest.ask(&format!("connect 2 {NOBODY}")), format!("errno {ECONNRESET}"));
     assert_eq!(guest.ask(&format!("connect 77 {ECHO}")), format!("errno {ECONNRESET}"), "another guest");
-    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
 
     let (token, mut stream) = guest.service.connect(NOBODY);
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
@@ -235,11 +233,16 @@ fn a_restored_device_carries_connections_on() {
     assert_eq!(guest.ask(&format!("echo {ECHO} 1000000 50000 1")), "ok");
     guest.tell(&format!("hold {MANUAL}"));
     let mut old = guest.manual.recv_timeout(PATIENCE).unwrap();
-    // Bytes of the guest that the host had not read are lost with its old socket; these are not.
+    // What one side had not read is lost with the old socket, so both sides come to rest first.
     old.set_read_timeout(Some(PATIENCE)).unwrap();
     old.read_exact(&mut [0; 4]).unwrap();
+    let sent = guest.service.with_device(|d| d.counters().bytes_sent);
     old.write_all(b"before ").unwrap();
-    thread::sleep(Duration::from_millis(200));
+    let end = Instant::now() + PATIENCE;
+    while guest.service.with_device(|d| d.counters().bytes_sent) < sent + 7 {
+        assert!(Instant::now() < end, "the device does not read");
+        thread::sleep(Duration::from_millis(5));
+    }
 
     let mut carried = guest.restore_device();
     assert_eq!(old.read(&mut [0]).unwrap_or(0), 0, "the old socket is closed");

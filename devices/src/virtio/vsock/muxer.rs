@@ -19,7 +19,7 @@ use std::io::Read;
 use std::time::{Duration, Instant};
 
 use super::connection::{Connection, Core, Effect, GuestEnd, PortPair};
-use super::event::{CloseReason, Event, Interest, Readiness, Token};
+use super::event::{CloseReason, Event, Readiness, Token};
 use super::host::{Connector, HostSocket};
 use super::packet::{Header, Op, TYPE_STREAM};
 use super::{HOST_CID, MAX_PAYLOAD, VsockConfig, VsockError};
@@ -433,7 +433,7 @@ impl<S: HostSocket> Muxer<S> {
 impl<S> Muxer<S> {
     /// The interest that the embedder was told last (for tests and fuzz targets).
     #[cfg(any(test, feature = "testing"))]
-    pub(super) fn reported(&self, token: Token) -> Interest {
-        self.connections.get(&token).map_or(Interest::default(), |c| c.reported)
+    pub(super) fn reported(&self, token: Token) -> super::Interest {
+        self.connections.get(&token).map_or_else(super::Interest::default, |c| c.reported)
     }
 }

@@ -418,7 +418,7 @@ fn run(steps: Vec<Step>, event_idx: bool) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
     fn streams_arrive_to_the_byte(
