@@ -9,7 +9,7 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use tempfile::NamedTempFile;
@@ -87,9 +87,10 @@ fn hints(nodes: &[Node], patterns: &[String]) -> Result<String> {
     Ok(lines)
 }
 
-/// The version of mkfs.erofs, as it says itself.
+/// The version of mkfs.erofs, its first line of output. Old versions do not know `-V` and say it before they fail.
 pub(crate) fn version() -> String {
-    let text = process::output(Command::new("mkfs.erofs").arg("-V")).unwrap_or_default();
+    let output = Command::new("mkfs.erofs").arg("-V").stdin(Stdio::null()).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or_default().trim().to_owned()
 }
 

@@ -107,16 +107,36 @@ fn different_entries_do_not_wait_for_each_other() {
     assert!(store.find("kind", "inner").is_some());
 }
 
+/// Environment variable that makes [`a_killed_builder_leaves_no_half_entry`] the builder, in the store it names.
+const HANGING_BUILDER: &str = "HAYFORK_TEST_HANGING_BUILDER";
+
+fn hang_half_way(store: &Store) {
+    let built = store.get_or_build(
+        "kind",
+        "k1",
+        || {},
+        |directory| {
+            fs::write(directory.join("half"), b"half")?;
+            thread::sleep(Duration::from_secs(60));
+            Err(anyhow!("was not killed"))
+        },
+    );
+    panic!("{built:?}");
+}
+
 /// A builder in a process of its own is killed half-way: the lock is free again at once, no entry is
 /// there, and the next builder starts from an empty directory.
 #[test]
 fn a_killed_builder_leaves_no_half_entry() {
+    if let Some(path) = std::env::var_os(HANGING_BUILDER) {
+        return hang_half_way(&Store::new(path.into()));
+    }
     let (directory, store) = store();
     let path = store.root().to_owned();
-    // The child is this test program, told by the environment to build and hang half-way.
+    // The child is this very test, told by the environment to be the builder.
     let mut child = Command::new(std::env::current_exe().expect("own path"))
-        .args(["--exact", "store::tests::helper_hanging_builder", "--ignored", "--nocapture"])
-        .env("HAYFORK_TEST_STORE", &path)
+        .args(["--exact", "store::tests::a_killed_builder_leaves_no_half_entry"])
+        .env(HANGING_BUILDER, &path)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .process_group(0)
@@ -139,19 +159,6 @@ fn a_killed_builder_leaves_no_half_entry() {
         store.get_or_build("kind", "k1", || panic!("the lock is still held"), write_one).expect("builds");
     assert_eq!(entry.manifest.files.len(), 1);
     drop(directory);
-}
-
-/// Not a test: the child of [`a_killed_builder_leaves_no_half_entry`].
-#[test]
-#[ignore = "helper process of another test"]
-fn helper_hanging_builder() {
-    let Some(path) = std::env::var_os("HAYFORK_TEST_STORE") else { return };
-    let hang = |directory: &Path| {
-        fs::write(directory.join("half"), b"half")?;
-        thread::sleep(Duration::from_secs(60));
-        Err(anyhow!("was not killed"))
-    };
-    drop(Store::new(path.into()).get_or_build("kind", "k1", || {}, hang));
 }
 
 #[test]
