@@ -179,14 +179,15 @@ def test_interrupts_at_any_moment_lose_nothing(driver: Driver, code: str) -> Non
             pass
         driver.interrupt()
         result = execution.finish(10)
-        assert not result.died
         assert result.exit_code in (0, 1, 3, 127, 130), result
         driver.quiesce()
         assert driver.process is not None
         if "exit" in code or "-e" in code:
-            # Between the end of the old bash and the first command of the new one an interrupt can still end the driver.
-            lost += driver.process.poll() is not None
+            # There are moments between two shells when an interrupt can still end the driver. The agent says so then.
+            lost += result.died or driver.process.poll() is not None
             driver.run("set +e; kept=1")
+        else:
+            assert not result.died
     assert lost <= 10
     assert driver.run("echo $kept").out == b"1\n"
 

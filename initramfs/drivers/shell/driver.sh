@@ -132,10 +132,11 @@ __hayfork_done() {
 # The rest of the EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the
 # local variables of the function that called `exit`; $2: the positional parameters; the rest is for __hayfork_done.
 __hayfork_exit() {
-    builtin local __hayfork_state
+    builtin local __hayfork_state __hayfork_said=${__hayfork_last-}
     __hayfork_restore "${@:5}"
+    __hayfork_last=$3 # for the new bash, which gets the same EXIT trap at first
     __hayfork_state=$(__hayfork_dump "$1" "$2" 2>/dev/null)
-    [[ ${__hayfork_last-} == "$3" ]] || __hayfork_done "$3" "$4"
+    [[ $__hayfork_said == "$3" ]] || __hayfork_done "$3" "$4"
     # Variables that a starting bash would act on are read again with the others.
     [[ ${BASH_ENV+x} ]] && builtin export -n BASH_ENV
     [[ ${SHELLOPTS@a} == *x* ]] && builtin export -n SHELLOPTS
@@ -162,7 +163,7 @@ __hayfork_dump() {
     builtin mapfile -t __hayfork_names <<<"$(builtin declare -F)"
     builtin unset -v BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_COMMAND BASH_LINENO BASH_MONOSECONDS BASH_SOURCE \
         BASH_SUBSHELL BASHPID COMP_WORDBREAKS DIRSTACK EPOCHREALTIME EPOCHSECONDS FUNCNAME GROUPS HISTCMD LINENO \
-        PIPESTATUS RANDOM SRANDOM _ __hayfork_state __hayfork_text __hayfork_all
+        PIPESTATUS RANDOM SRANDOM _ __hayfork_noted __hayfork_said __hayfork_state __hayfork_text __hayfork_all
     builtin declare -p
     builtin alias -p
     for __hayfork_line in "${__hayfork_names[@]}"; do
@@ -267,7 +268,7 @@ __hayfork_next() {
     __hayfork_end+="$__hayfork_after"
     __hayfork_end+=$'\n''\__hayfork_exit "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
 
-    __hayfork_text="builtin unset -v __hayfork_{text,status,options,shopt,probe,traps};$__hayfork_set"
+    __hayfork_text="builtin unset -v __hayfork_{text,noted,status,options,shopt,probe,traps};$__hayfork_set"
     __hayfork_text+="builtin eval $__hayfork_file;"
     __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_after __hayfork_done $__hayfork_args"
 
