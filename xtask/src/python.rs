@@ -5,6 +5,7 @@
 //! the module is made of, so that a second call costs no more than reading those files.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -61,7 +62,8 @@ pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
             .current_dir(context.tree.join("pyhaystack"))
             .env("VIRTUAL_ENV", &venv)
             .env_remove("CONDA_PREFIX"),
-        |_| Ok(()),
+        // Read to its end: a program whose output nobody takes is killed by its next line.
+        |mut stdout| Ok(io::copy(&mut stdout, &mut io::sink())?),
         |line| task.detail(line),
     )?;
     fs::write(&stamp_file, stamp).with_context(|| format!("cannot write {}", stamp_file.display()))?;
