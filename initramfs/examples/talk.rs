@@ -40,7 +40,7 @@ fn random<const N: usize>() -> Result<[u8; N], Failure> {
 
 impl Host {
     fn connect(path: &str) -> Result<(Self, GuestHello), Failure> {
-        let give_up = Instant::now() + Duration::from_secs(30);
+        let give_up = Instant::now() + Duration::from_secs(60);
         let socket = loop {
             match UnixStream::connect(path) {
                 Ok(socket) => break socket,
@@ -53,7 +53,7 @@ impl Host {
         let mut preamble = HostPreamble::new(random()?, &hello);
         let mut host = Self { path: path.to_owned(), socket, mux: Mux::new(Role::Host), rest: Vec::new() };
         host.socket.write_all(preamble.bytes())?;
-        host.socket.set_read_timeout(Some(Duration::from_millis(500)))?;
+        host.socket.set_read_timeout(Some(Duration::from_secs(5)))?;
         loop {
             let mut buffer = [0; 4096];
             let n = match host.socket.read(&mut buffer) {

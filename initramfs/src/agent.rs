@@ -447,7 +447,7 @@ impl Agent {
         }
         let alone = self.alone_since.zip(self.linger).is_some_and(|(since, linger)| since + linger <= now);
         if alone && !self.session.host_present() {
-            crate::warning!("no host for {:?}: ending the guest", self.linger.unwrap_or_default());
+            crate::error!("no host for {:?}: ending the guest", self.linger.unwrap_or_default());
             self.end = Some(End::Abandoned);
         }
     }

@@ -1,7 +1,7 @@
 //! Messages for the host's console, through the kernel's log.
 //!
 //! `/dev/kmsg` puts them on the console with everything else the kernel says, in order, and rate-limits them. With
-//! `quiet` on the command line only warnings and worse reach the console. Before `/dev` is mounted, and in tests on a
+//! `quiet` on the command line only errors and worse reach the console. Before `/dev` is mounted, and in tests on a
 //! development machine, messages go to standard error.
 
 use std::fmt::Arguments;
@@ -25,7 +25,7 @@ pub enum Level {
     Critical = 2,
     /// Something failed that should not have.
     Error = 3,
-    /// Worth a look; the agent works on.
+    /// Worth a look; the agent works on. Not on the console under `quiet`.
     Warning = 4,
     /// Progress; not on the console under `quiet`.
     Info = 6,

@@ -122,22 +122,24 @@ impl Session {
             Presence::Gone => {
                 self.present = false;
                 self.end();
+                self.answer.clear();
             }
             Presence::Replaced => {
                 self.present = true;
                 self.readable = true;
                 self.writable = true;
                 self.end();
+                self.answer.clear();
             }
         }
     }
 
-    /// Drops everything of the current session.
+    /// Drops everything of the current session. An answer that waits for the carrier stays: the host that it is for may only
+    /// have repeated itself.
     fn end(&mut self) {
         self.ended |= matches!(self.phase, Phase::Talking(_));
         self.phase = Phase::Searching(GuestPreamble::new());
         self.unread = 0..0;
-        self.answer.clear();
     }
 
     /// The next thing that the host did, or `None` when nothing more is there or `budget` bytes were read.
@@ -175,15 +177,19 @@ impl Session {
                 Some(Err((nonce, hello))) => {
                     self.present = true;
                     let answer = guest_hello(&hello);
-                    let agreed = answer.version != 0;
                     // A host that repeated its preamble because the answer took long gets one answer, not two: the second would
                     // be no frame to it.
-                    if self.answered != Some(nonce) {
+                    let said =
+                        self.answered == Some(nonce) || (self.nonce == nonce && !self.answer.is_empty());
+                    if !said {
                         self.answer = GuestPreamble::answer(&nonce, &answer);
                         self.nonce = nonce;
                     }
+                    let agreed = answer.version != 0;
                     if agreed {
                         self.phase = Phase::Talking(Mux::new(Role::Guest));
+                        // Before anything that follows is even looked at: it may be a repetition that ends this session.
+                        self.flush();
                         return Some(SessionEvent::Began(hello));
                     }
                     crate::warning!(
@@ -219,6 +225,7 @@ impl Session {
                     self.present = false;
                     self.carrier.hang_up();
                     self.end();
+                    self.answer.clear();
                 }
                 false
             }

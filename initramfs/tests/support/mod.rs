@@ -157,7 +157,7 @@ impl Host {
     fn shake_hands(&mut self, retry: bool) {
         let mut preamble = HostPreamble::new(nonce(), &hello());
         self.socket.write_all(preamble.bytes()).unwrap();
-        if retry {
+        for _ in 0..if retry { 3 } else { 0 } {
             self.socket.write_all(&preamble.retry_bytes()).unwrap();
         }
         self.socket.set_read_timeout(Some(PATIENCE)).unwrap();
