@@ -1,13 +1,15 @@
 //! The guest kernel. The builder is the crate `hayfork-guest-kernel`; here is its place in the cache.
 //!
 //! The key holds the source's version. For Debian's package that is what the local package index offers, which
-//! costs a moment only; the answer is kept in the cache too (`answers/kernel.json`), for calls that take
-//! whatever has been built, and for machines whose index is gone.
+//! takes apt some seconds to say where it keeps no binary cache; so the answer is kept for a day
+//! (`answers/kernel.json`), and longer for calls that take whatever has been built and for machines whose index is
+//! gone.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
 use hayfork_guest_kernel::{Error, Flavour, Identity, Manifest, Source, inputs_key};
@@ -31,16 +33,30 @@ const BUILDERS_MANIFEST: &str = "kernel.json";
 /// # Errors
 /// `tree` is no source tree.
 pub(crate) fn find(context: &Context, tree: Option<&Path>, freshness: Freshness) -> Result<Option<Entry>> {
-    let lookup = |identity: &Identity| context.store.find(KIND, &inputs_key(Flavour::Plain, identity));
     if let Some(tree) = tree {
-        return Ok(lookup(&Source::tree(tree)?.identity()));
+        return Ok(lookup(context, &Source::tree(tree)?.identity()));
     }
-    if matches!(freshness, Freshness::Any | Freshness::Offline)
-        && let Some(entry) = kept(context).as_ref().and_then(lookup)
-    {
+    find_package(context, freshness, || Some(Source::newest_package().ok()?.identity()))
+}
+
+fn find_package(
+    context: &Context,
+    freshness: Freshness,
+    newest: impl FnOnce() -> Option<Identity>,
+) -> Result<Option<Entry>> {
+    if let Some(entry) = kept(context, freshness).and_then(|identity| lookup(context, &identity)) {
         return Ok(Some(entry));
     }
-    Ok(Source::newest_package().ok().and_then(|source| lookup(&source.identity())))
+    let Some(identity) = newest() else { return Ok(None) };
+    let entry = lookup(context, &identity);
+    if entry.is_some() {
+        keep(context, &identity)?;
+    }
+    Ok(entry)
+}
+
+fn lookup(context: &Context, identity: &Identity) -> Option<Entry> {
+    context.store.find(KIND, &inputs_key(Flavour::Plain, identity))
 }
 
 /// The kernel, built if it is not in the cache.
@@ -61,8 +77,7 @@ pub(crate) fn make(
         Ok(source) => source,
         Err(error) => {
             // No package index, or none with a kernel: what was built here before still does.
-            let entry =
-                kept(context).and_then(|kept| context.store.find(KIND, &inputs_key(Flavour::Plain, &kept)));
+            let entry = kept(context, Freshness::Any).and_then(|identity| lookup(context, &identity));
             let Some(entry) = entry else { return Err(error) };
             context.progress.note(&format!("kernel: the one built before is used: {error:#}"));
             return Ok(entry);
@@ -80,7 +95,7 @@ pub(crate) fn make(
             Ok(Built { source: manifest.source_line(), facts })
         })?;
     if tree.is_none() {
-        store::replace_file(&answer(context), &serde_json::to_vec_pretty(&identity)?)?;
+        keep(context, &identity)?;
     }
     Ok(entry)
 }
@@ -130,8 +145,18 @@ fn answer(context: &Context) -> PathBuf {
     context.store.root().join("answers").join("kernel.json")
 }
 
-fn kept(context: &Context) -> Option<Identity> {
-    serde_json::from_slice(&fs::read(answer(context)).ok()?).ok()
+/// The kept answer, if it is fresh enough. Its age is the file's.
+fn kept(context: &Context, freshness: Freshness) -> Option<Identity> {
+    let path = answer(context);
+    let asked = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
+    if !freshness.accepts(SystemTime::now().duration_since(asked).unwrap_or(Duration::MAX)) {
+        return None;
+    }
+    serde_json::from_slice(&fs::read(&path).ok()?).ok()
+}
+
+fn keep(context: &Context, identity: &Identity) -> Result<()> {
+    store::replace_file(&answer(context), &serde_json::to_vec_pretty(identity)?)
 }
 
 #[cfg(test)]
@@ -154,23 +179,31 @@ mod tests {
             version: "6.12.0-test".to_owned(),
             digest: format!("sha256:{}", "0".repeat(64)),
         };
-        assert!(find(&context, None, Freshness::Any).expect("looks").is_none());
+        let find_package = |freshness, newest: Option<&Identity>| {
+            find_package(&context, freshness, || newest.cloned())
+                .expect("looks")
+                .map(|entry| entry.manifest.key)
+        };
+        assert_eq!(find_package(Freshness::Any, None), None);
         let build = |directory: &Path| {
             fs::write(directory.join(FILE), b"a kernel")?;
             Ok(Built::default())
         };
-        context
-            .store
-            .get_or_build(KIND, &inputs_key(Flavour::Plain, &identity), || {}, build)
-            .expect("entry");
-        store::replace_file(&answer(&context), &serde_json::to_vec(&identity).expect("json"))
-            .expect("answer");
-        for freshness in [Freshness::Any, Freshness::Offline] {
-            let entry = find(&context, None, freshness).expect("looks").expect("found");
-            assert_eq!(fs::read(entry.directory.join(FILE)).expect("read"), b"a kernel");
+        let key = inputs_key(Flavour::Plain, &identity);
+        context.store.get_or_build(KIND, &key, || {}, build).expect("entry");
+        let key = Some(key);
+        assert_eq!(find_package(Freshness::Any, None), None, "nobody has said that it is the newest");
+        assert_eq!(find_package(Freshness::Day, Some(&identity)), key);
+        for freshness in [Freshness::Any, Freshness::Offline, Freshness::Day] {
+            assert_eq!(find_package(freshness, None), key, "kept");
         }
-        // A version that no index offers is not taken when the newest is asked for.
-        assert!(find(&context, None, Freshness::Day).expect("looks").is_none());
+        // Another version is the newest now, and it is not there; after a day that counts.
+        let newer = Identity { version: "6.12.1-test".to_owned(), ..identity };
+        assert_eq!(find_package(Freshness::Now, Some(&newer)), None);
+        let file = fs::File::open(answer(&context)).expect("answer");
+        file.set_modified(SystemTime::now() - Duration::from_secs(25 * 60 * 60)).expect("time");
+        assert_eq!(find_package(Freshness::Day, Some(&newer)), None);
+        assert_eq!(find_package(Freshness::Any, Some(&newer)), key);
         assert!(find(&context, Some(directory.path()), Freshness::Any).is_err(), "no source tree");
     }
 }

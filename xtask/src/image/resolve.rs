@@ -45,6 +45,17 @@ pub(crate) enum Freshness {
     Offline,
 }
 
+impl Freshness {
+    /// Whether an answer of that age will do.
+    pub(crate) fn accepts(self, age: Duration) -> bool {
+        match self {
+            Self::Now => false,
+            Self::Day => age < HOLDS,
+            Self::Any | Self::Offline => true,
+        }
+    }
+}
+
 /// An answer with the time it was given.
 #[derive(Debug, Deserialize, Serialize)]
 struct Answer {
@@ -59,14 +70,6 @@ impl Answer {
         // An answer from the future was given under a wrong clock: too old.
         SystemTime::now().duration_since(asked).unwrap_or(Duration::MAX)
     }
-
-    fn is_good(&self, freshness: Freshness) -> bool {
-        match freshness {
-            Freshness::Now => false,
-            Freshness::Day => self.age() < HOLDS,
-            Freshness::Any | Freshness::Offline => true,
-        }
-    }
 }
 
 /// The kept answer for the recipe, if there is one that is good enough.
@@ -74,7 +77,7 @@ impl Answer {
 /// # Errors
 /// Never in practice.
 pub(crate) fn kept(context: &Context, recipe: &Recipe, freshness: Freshness) -> Result<Option<Resolution>> {
-    let answer = read(&path(context, recipe)?).filter(|answer| answer.is_good(freshness));
+    let answer = read(&path(context, recipe)?).filter(|answer| freshness.accepts(answer.age()));
     Ok(answer.map(|answer| answer.resolution))
 }
 
@@ -110,7 +113,7 @@ fn resolve_by(
 ) -> Result<Resolution> {
     let path = path(context, recipe)?;
     let kept = read(&path);
-    if let Some(answer) = kept.as_ref().filter(|answer| answer.is_good(freshness)) {
+    if let Some(answer) = kept.as_ref().filter(|answer| freshness.accepts(answer.age())) {
         task.step(&format!("package versions as of {} (asked again after a day)", ago(answer.age())));
         return Ok(answer.resolution.clone());
     }
