@@ -22,6 +22,9 @@ const BUFFER: usize = 512 * 1024;
 /// Pieces that wait between Python and the engine at most, in an upload.
 const PIECES: usize = 4;
 
+/// A transfer that goes on in the engine; it gives the file's size.
+type Transfer = JoinHandle<Result<u64, Error>>;
+
 /// What a caller hands to an upload.
 enum Piece {
     Bytes(Bytes),
@@ -61,7 +64,7 @@ impl AsyncRead for Pieces {
 pub(crate) struct Upload {
     runtime: Handle,
     sender: StdMutex<Option<mpsc::Sender<Piece>>>,
-    task: Arc<Mutex<Option<JoinHandle<Result<u64, Error>>>>>,
+    task: Arc<Mutex<Option<Transfer>>>,
 }
 
 impl Upload {
@@ -125,7 +128,7 @@ pub(crate) struct Download {
 
 struct DownloadState {
     bytes: DuplexStream,
-    task: Option<JoinHandle<Result<u64, Error>>>,
+    task: Option<Transfer>,
 }
 
 impl Drop for DownloadState {

@@ -58,7 +58,25 @@ def test_background_commands(shell):
 
 
 def test_the_usual_tools_are_there(shell):
-    tools = ["bash", "git", "curl", "jq", "find", "grep", "sed", "gawk", "diff", "patch", "tar", "gzip", "unzip", "file", "make", "less", "tree"]
+    tools = [
+        "bash",
+        "git",
+        "curl",
+        "jq",
+        "find",
+        "grep",
+        "sed",
+        "gawk",
+        "diff",
+        "patch",
+        "tar",
+        "gzip",
+        "unzip",
+        "file",
+        "make",
+        "less",
+        "tree",
+    ]
     execution = shell.commands.run("; ".join(f"command -v {tool} >/dev/null || echo {tool}" for tool in tools))
     assert execution.stdout == ""
     assert (

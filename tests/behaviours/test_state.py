@@ -39,11 +39,25 @@ def test_javascript_declarations_may_be_repeated(javascript):
 
 
 def test_user_names_never_collide_with_ours(python):
-    names = ["code", "exit_code", "ns", "sentinel", "display", "driver", "run", "cell", "globals_", "namespace", "token", "result"]
-    python.run_code("; ".join(f"{name} = {i}" for i, name in enumerate(names)))
-    values = python.run_code(f"[{', '.join(names)}]").text
+    names = [
+        "code",
+        "exit_code",
+        "ns",
+        "sentinel",
+        "display",
+        "driver",
+        "run",
+        "cell",
+        "globals_",
+        "namespace",
+        "token",
+        "result",
+    ]
+    python.run_code("; ".join(f"{name} = {i}" for i, name in enumerate(names)), context=3)
+    values = python.run_code(f"[{', '.join(names)}]", context=3).text
     assert values == str(list(range(len(names))))
     assert python.run_code("__name__").text == "'__main__'"
+    python.close_context(3)
     fresh = hayfork.run("print(sorted(n for n in globals() if not n.startswith('__')))")
     assert fresh.stdout == "[]\n"
 

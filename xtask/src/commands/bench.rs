@@ -42,9 +42,9 @@ fn bench(context: &Context, command: &mut Command) -> Result<()> {
     let status = command
         .current_dir(&context.tree)
         .status()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
     if !status.success() {
-        bail!("{:?} failed ({status})", command.get_program());
+        bail!("{} failed ({status})", command.get_program().display());
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ pub(crate) fn checks(context: &Context, tally: &mut Tally) -> Result<()> {
             .current_dir(&context.tree)
             .stdin(Stdio::null())
             .status()
-            .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
         tally.check(&format!("lint: {name}"), status.success());
     }
     Ok(())

@@ -109,7 +109,7 @@ fn runner(context: &Context, tally: &mut Tally, name: &str, command: &mut Comman
         .stdout(writer.try_clone().context("cannot copy a descriptor")?)
         .stderr(writer)
         .spawn()
-        .with_context(|| format!("cannot start {:?}", command.get_program()))?;
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
     // The command holds this side's copies of the writing end: they must go, or the end never comes.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut output = String::new();
