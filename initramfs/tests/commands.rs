@@ -136,7 +136,7 @@ fn what_a_command_leaves_running_does_not_hold_it_up() {
 fn left_behind_work_is_not_ended_by_a_broken_pipe() {
     let mut host = Host::start();
     let text = "(for i in 1 2 3 4 5; do echo tick; sleep 0.1; done; touch finished) > /dev/stdout & echo now";
-    assert_eq!(run(&mut host, text).out().lines().next(), Some("now"));
+    assert!(run(&mut host, text).out().contains("now\n"));
     let give_up = Instant::now() + support::PATIENCE;
     while !host.home().join("finished").exists() {
         assert!(Instant::now() < give_up);

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use hayfork_protocol::message::{Control, Execute, FailureCode, Finished, Language, Status};
-use hayfork_protocol::{Channel, Event, Mux, StreamId};
+use hayfork_protocol::{Event, Mux, StreamId};
 use rustix::process::{Pid, WaitStatus};
 
 use super::driver::{Driver, PATIENCE, exit_code};
@@ -475,7 +475,7 @@ impl Context {
             }
             None if driver.ready_after.is_none() => {
                 let why = self.start_error.take().unwrap_or_else(|| {
-                    let last = self.idle.stream(true).kept.pop(2000);
+                    let last = self.idle.take_last_words();
                     format!(
                         "exit code {} before it was ready; {}",
                         exit_code(status),
@@ -493,21 +493,8 @@ impl Context {
     fn answer_idle_requests(&mut self, mut mux: Option<&mut Mux>) {
         while let Some(request) = self.idle_requests.front_mut() {
             let mut outlet = Outlet::new(mux.as_deref_mut(), Some(request.stream));
-            for (stderr, channel) in [(false, Channel::Stdout), (true, Channel::Stderr)] {
-                let stream = self.idle.stream(stderr);
-                let dropped = std::mem::take(&mut stream.dropped);
-                if dropped > 0 {
-                    outlet.event(&Event::Omitted { stderr, bytes: dropped });
-                }
-                while !stream.kept.is_empty() {
-                    let room = outlet.room(channel);
-                    if room == 0 {
-                        return;
-                    }
-                    let piece = stream.kept.pop(room);
-                    request.sent += piece.len() as u64;
-                    outlet.data(channel, &piece);
-                }
+            if !self.idle.send(&mut outlet, &mut request.sent) {
+                return;
             }
             outlet.event(&Event::Done { bytes: request.sent });
             outlet.close();

@@ -2,6 +2,10 @@
 
 use std::collections::VecDeque;
 
+use hayfork_protocol::{Channel, Event};
+
+use crate::io::Outlet;
+
 /// The last bytes of a stream, up to a capacity.
 #[derive(Debug)]
 pub struct Ring {
@@ -52,11 +56,10 @@ pub struct IdleOutput {
 
 /// One of them.
 #[derive(Debug)]
-pub struct IdleStream {
-    /// The last bytes.
-    pub kept: Ring,
+struct IdleStream {
+    kept: Ring,
     /// Bytes dropped since the host last took the output.
-    pub dropped: u64,
+    dropped: u64,
 }
 
 impl Default for IdleOutput {
@@ -73,9 +76,34 @@ impl IdleOutput {
         stream.dropped += stream.kept.push(bytes) as u64;
     }
 
-    /// One of the streams.
-    pub fn stream(&mut self, stderr: bool) -> &mut IdleStream {
+    fn stream(&mut self, stderr: bool) -> &mut IdleStream {
         &mut self.streams[usize::from(stderr)]
+    }
+
+    /// Sends and forgets as much as the host's credit allows, and adds it to `sent`; true when all of it is sent.
+    pub fn send(&mut self, outlet: &mut Outlet<'_>, sent: &mut u64) -> bool {
+        for (stderr, channel) in [(false, Channel::Stdout), (true, Channel::Stderr)] {
+            let stream = self.stream(stderr);
+            let dropped = std::mem::take(&mut stream.dropped);
+            if dropped > 0 {
+                outlet.event(&Event::Omitted { stderr, bytes: dropped });
+            }
+            while !stream.kept.is_empty() {
+                let room = outlet.room(channel);
+                if room == 0 {
+                    return false;
+                }
+                let piece = stream.kept.pop(room);
+                *sent += piece.len() as u64;
+                outlet.data(channel, &piece);
+            }
+        }
+        true
+    }
+
+    /// What a driver that failed to start printed on standard error, at most 2,000 bytes.
+    pub fn take_last_words(&mut self) -> Vec<u8> {
+        self.stream(true).kept.pop(2000)
     }
 }
 
