@@ -132,7 +132,9 @@ __hayfork_done() {
 # The rest of the EXIT trap: says `done` unless that has been said, and goes on in a new bash. $1: declarations of the
 # local variables of the function that called `exit`; $2: the positional parameters; the rest is for __hayfork_done.
 __hayfork_exit() {
-    builtin local __hayfork_state __hayfork_said=${__hayfork_last-}
+    # Assigned apart: user code may have disabled `local`, and a second `done` would be worse than a global variable.
+    builtin local __hayfork_state __hayfork_said 2>/dev/null
+    __hayfork_said=${__hayfork_last-}
     __hayfork_restore "${@:5}"
     __hayfork_last=$3 # for the new bash, which gets the same EXIT trap at first
     __hayfork_state=$(__hayfork_dump "$1" "$2" 2>/dev/null)
