@@ -52,6 +52,7 @@ async fn measure(engine: &Engine, rounds: usize) -> Result<(), Error> {
         let started = Instant::now();
         sandbox.read_file("big", tokio::io::sink()).await?;
         println!("down: {:.1} MB/s", 100.0 / started.elapsed().as_secs_f64());
+        sandbox.remove("big").await?;
     }
     println!("guest: {:?}", sandbox.stats().await?);
     println!("host: {:?}", sandbox.host_memory());

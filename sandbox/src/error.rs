@@ -95,7 +95,9 @@ impl Error {
             Self::Images(error) => match **error {
                 ImagesError::NotFound { .. } | ImagesError::NotASet { .. } => "images_missing",
                 ImagesError::MissingLanguage { .. } => "image_language_missing",
-                _ => "images_unusable",
+                ImagesError::Unreadable { .. } => "image_unreadable",
+                ImagesError::WrongSize { .. } | ImagesError::WrongDigest { .. } => "images_corrupt",
+                ImagesError::BadManifest { .. } | ImagesError::WrongFormat { .. } => "images_invalid",
             },
             Self::Backend(error) => error.code(),
             Self::BadOption(_) => "bad_option",
