@@ -29,6 +29,12 @@ use crate::poller::{Part, Token};
 use crate::spawn::{Plan, Rights, Start, environment, spawn};
 use crate::world::World;
 
+/// Signals that are held for a program that does not run yet; what comes beyond that is dropped.
+const MAX_HELD_SIGNALS: usize = 16;
+
+/// What Ctrl-C sends.
+const SIGINT: i32 = 2;
+
 /// A command that was started.
 #[derive(Debug)]
 pub struct Command {
@@ -39,6 +45,8 @@ pub struct Command {
     pid: Pid,
     cgroup: Option<Cgroup>,
     report: Option<Source>,
+    /// Signals that came before the program ran, and so before there was a group to send them to.
+    held_signals: Vec<i32>,
     failed: bool,
     stdin: Option<Sink>,
     out: Option<Output>,
@@ -140,6 +148,7 @@ impl Command {
             pid: started.pid,
             cgroup,
             report: Some(Source::new(started.report)),
+            held_signals: Vec::new(),
             failed: false,
             stdin: stdin.map(|fd| Sink::new(fd, false)),
             out: Some(Output::new(Source::new(out), Channel::Stdout, request.stdout)),
@@ -212,9 +221,17 @@ impl Command {
             return;
         }
         match control {
-            Control::Interrupt => self.target().interrupt(),
-            Control::Signal(signal) => self.target().signal(signal),
+            Control::Interrupt => self.signal(SIGINT),
+            Control::Signal(signal) => self.signal(signal),
             Control::Kill => self.stop(Reason::Killed),
+        }
+    }
+
+    fn signal(&mut self, signal: i32) {
+        if self.report.is_none() {
+            self.target().signal(signal);
+        } else if self.held_signals.len() < MAX_HELD_SIGNALS {
+            self.held_signals.push(signal);
         }
     }
 
@@ -355,6 +372,9 @@ impl Command {
             }
         }
         self.report = None;
+        for signal in std::mem::take(&mut self.held_signals) {
+            self.target().signal(signal);
+        }
     }
 
     fn report_end(&self, outlet: &mut Outlet<'_>) {

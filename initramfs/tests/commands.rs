@@ -109,6 +109,17 @@ fn a_timeout_gives_grace_and_ends_the_group() {
 }
 
 #[test]
+fn a_signal_that_comes_before_the_program_runs_is_not_lost() {
+    let mut host = Host::start();
+    for signal in [2, 15] {
+        let control = if signal == 2 { Control::Interrupt } else { Control::Signal(signal) };
+        let stream = host.open(&Request::Command(command("exec sleep 1000")));
+        host.control(stream, control);
+        assert_eq!(host.end(stream).finished().exit_code, 128 + signal);
+    }
+}
+
+#[test]
 fn signals_and_kills_from_the_host() {
     let mut host = Host::start();
     let stream = host
