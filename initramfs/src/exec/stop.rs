@@ -1,7 +1,7 @@
 //! The ladder from Ctrl-C to the end of everything, for executions and commands alike.
 //!
 //! ```text
-//!  SIGINT to the process group ──1 s──► SIGTERM to all of the cgroup ──1 s──► cgroup.kill
+//!  SIGINT to the process group ──3 s──► SIGTERM to all of the cgroup ──2 s──► cgroup.kill
 //! ```
 //! Whoever ends on a lower rung keeps what it has: an interpreter its state, a program its clean-up.
 
@@ -12,8 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cgroup::Cgroup;
 use crate::sys::signals::signal_group;
 
-/// Time on each rung.
-const GRACE: Duration = Duration::from_secs(1);
+/// Time to yield to an interrupt. An interpreter that does so imports what it prints a traceback with first, which takes more
+/// than a second where the CPU is translated; without that time, its state would be lost just there.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
+
+/// Time for the handlers of SIGTERM.
+const TERMINATE_GRACE: Duration = Duration::from_secs(2);
 
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
@@ -92,7 +96,7 @@ impl Ladder {
     /// Steps on the first rung.
     pub fn begin(reason: Reason, target: Target<'_>, now: Instant) -> Self {
         target.interrupt();
-        Self { reason, rung: Rung::Interrupted, next: Some(now + GRACE) }
+        Self { reason, rung: Rung::Interrupted, next: Some(now + INTERRUPT_GRACE) }
     }
 
     /// Goes straight to the top.
@@ -114,7 +118,7 @@ impl Ladder {
         (self.rung, self.next) = match self.rung {
             Rung::Interrupted => {
                 target.terminate();
-                (Rung::Terminated, Some(now + GRACE))
+                (Rung::Terminated, Some(now + TERMINATE_GRACE))
             }
             Rung::Terminated | Rung::Killed => {
                 target.kill();
