@@ -55,9 +55,9 @@ impl FakeBackend {
     /// An engine on this backend, with an image set of small files, and short patience.
     pub(crate) fn engine(&self) -> TestEngine {
         self.engine_with(Patience {
-            start: Duration::from_millis(300),
-            end: Duration::from_millis(300),
-            close: Duration::from_millis(300),
+            start: Duration::from_secs(1),
+            end: Duration::from_secs(1),
+            close: Duration::from_secs(1),
         })
     }
 
@@ -69,7 +69,7 @@ impl FakeBackend {
             boot_timeout: Duration::from_secs(5),
             ..EngineOptions::default()
         };
-        let retry = Duration::from_millis(200);
+        let retry = Duration::from_millis(500);
         let engine = Engine::with_patience(options, Arc::new(self.clone()), patience, retry).unwrap();
         TestEngine { engine, _images: images }
     }

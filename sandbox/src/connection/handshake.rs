@@ -59,7 +59,11 @@ pub(crate) async fn meet(
             ready = stream.writable(), if sent < output.len() => {
                 drop(ready);
                 match stream.try_write(&output[sent..]) {
-                    Ok(count) => sent += count,
+                    Ok(count) => {
+                        sent += count;
+                        // The agent's time begins when everything is on its way, however long that took.
+                        next_retry = Instant::now() + retry;
+                    }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(_) => return Err(gone(exit, vm, launched).await),
                 }
@@ -86,7 +90,6 @@ pub(crate) async fn meet(
                 preamble = self::preamble()?;
                 output = preamble.retry_bytes();
                 sent = 0;
-                next_retry = Instant::now() + retry;
             }
         }
     }

@@ -267,7 +267,7 @@ fn executions_that_wait_for_their_turn_have_no_deadline() {
         let (second, _) = guest.open()?;
         guest.event(first, &Event::Started { pid: 1 });
         // Longer than timeout and patience of the second together.
-        std::thread::sleep(Duration::from_millis(500));
+        std::thread::sleep(Duration::from_millis(1500));
         guest.finish(first);
         guest.event(second, &Event::Started { pid: 1 });
         let end =
