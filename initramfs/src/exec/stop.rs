@@ -1,7 +1,7 @@
 //! The ladder from Ctrl-C to the end of everything, for executions and commands alike.
 //!
 //! ```text
-//!  SIGINT to the process group ──3 s──► SIGTERM to all of the cgroup ──2 s──► cgroup.kill
+//!  SIGINT to the process group ──5 s──► SIGTERM to all of the cgroup ──2 s──► cgroup.kill
 //! ```
 //! Whoever ends on a lower rung keeps what it has: an interpreter its state, a program its clean-up.
 
@@ -12,9 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::cgroup::Cgroup;
 use crate::sys::signals::signal_group;
 
-/// Time to yield to an interrupt. An interpreter that does so imports what it prints a traceback with first, which takes more
-/// than a second where the CPU is translated; without that time, its state would be lost just there.
-const INTERRUPT_GRACE: Duration = Duration::from_secs(3);
+/// Time to yield to an interrupt. An interpreter that does so imports what it prints a traceback with first, which takes some
+/// seconds where the CPU is translated; without that time, its state would be lost just there.
+const INTERRUPT_GRACE: Duration = Duration::from_secs(5);
 
 /// Time for the handlers of SIGTERM.
 const TERMINATE_GRACE: Duration = Duration::from_secs(2);
