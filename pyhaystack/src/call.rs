@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use hayfork_sandbox::Error;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use crate::error::to_python;
+use crate::runtime::Runtime;
 use crate::value::Value;
 use crate::waker::{Waker, WakerInner};
 
@@ -69,26 +69,31 @@ impl Drop for Finisher {
 #[pyclass(frozen, generic, module = "hayfork._native")]
 pub(crate) struct Call {
     shared: Arc<Shared>,
-    task: AbortHandle,
+    task: Option<AbortHandle>,
 }
 
 impl Call {
-    /// Starts `future` on the engine's runtime.
-    pub(crate) fn spawn<F>(runtime: &Handle, future: F) -> Self
+    /// Starts `future` on the engine's runtime. In a forked child the call has failed already.
+    pub(crate) fn spawn<F>(runtime: &Runtime, future: F) -> Self
     where
         F: Future<Output = Result<Value, Error>> + Send + 'static,
     {
         let shared = Arc::new(Shared::default());
+        if !runtime.is_ours() {
+            shared.finish(Some(Err(Error::ForkedProcess)));
+        }
         let finisher = Finisher(Arc::clone(&shared));
         let task = runtime.spawn(async move {
             let outcome = future.await;
             finisher.0.finish(Some(outcome));
         });
-        Self { shared, task: task.abort_handle() }
+        Self { shared, task: task.map(|task| task.abort_handle()) }
     }
 
     fn abort(&self) {
-        self.task.abort();
+        if let Some(task) = &self.task {
+            task.abort();
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use crate::call::Call;
 use crate::error::to_python;
+use crate::runtime::Runtime;
 use crate::sandbox::{Sandbox, duration, language};
 use crate::value::Value;
 
@@ -14,6 +15,7 @@ use crate::value::Value;
 #[pyclass(frozen, module = "hayfork._native")]
 pub(crate) struct Engine {
     inner: Inner,
+    runtime: Runtime,
 }
 
 #[pymethods]
@@ -22,7 +24,9 @@ impl Engine {
     #[pyo3(signature = (*, images=None, backend=None, qemu=None))]
     fn new(images: Option<PathBuf>, backend: Option<String>, qemu: Option<PathBuf>) -> PyResult<Self> {
         let options = EngineOptions { images, backend, qemu, ..EngineOptions::default() };
-        Inner::new(options).map(|inner| Self { inner }).map_err(|error| to_python(&error))
+        let inner = Inner::new(options).map_err(|error| to_python(&error))?;
+        let runtime = Runtime::new(inner.runtime().clone());
+        Ok(Self { inner, runtime })
     }
 
     #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, boot_timeout, env, name, grant_root))]
@@ -47,8 +51,8 @@ impl Engine {
         options.name = name;
         options.grant_root = grant_root;
         let engine = self.inner.clone();
-        let runtime = engine.runtime().clone();
-        Ok(Call::spawn(&runtime.clone(), async move {
+        let runtime = self.runtime.clone();
+        Ok(Call::spawn(&self.runtime, async move {
             let inner = engine.create(options).await?;
             Ok(Value::Sandbox(Sandbox { inner, runtime }))
         }))
@@ -57,8 +61,7 @@ impl Engine {
     /// The report as JSON.
     fn doctor(&self) -> Call {
         let engine = self.inner.clone();
-        let runtime = engine.runtime().clone();
-        Call::spawn(&runtime, async move {
+        Call::spawn(&self.runtime, async move {
             let report = engine.doctor().await;
             Ok(Value::Text(serde_json::to_string(&report).unwrap_or_default()))
         })

@@ -13,6 +13,7 @@ mod call;
 mod engine;
 mod error;
 mod run;
+mod runtime;
 mod sandbox;
 mod transfer;
 mod value;

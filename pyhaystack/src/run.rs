@@ -6,10 +6,10 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use hayfork_sandbox::{RunEvent, RunHandle, Running};
 use pyo3::prelude::*;
-use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
 use crate::call::Call;
+use crate::runtime::Runtime;
 use crate::value::Value;
 
 /// Events that one batch holds at most.
@@ -18,13 +18,13 @@ const BATCH: usize = 64;
 /// Dropping it before its end ends what runs in the guest.
 #[pyclass(frozen, module = "hayfork._native")]
 pub(crate) struct Run {
-    runtime: Handle,
+    runtime: Runtime,
     handle: RunHandle,
     running: std::sync::Mutex<Option<Arc<Mutex<Running>>>>,
 }
 
 impl Run {
-    pub(crate) fn new(runtime: Handle, running: Running) -> Self {
+    pub(crate) fn new(runtime: Runtime, running: Running) -> Self {
         let handle = running.handle();
         Self { runtime, handle, running: std::sync::Mutex::new(Some(Arc::new(Mutex::new(running)))) }
     }

@@ -8,10 +8,10 @@ use hayfork_sandbox::{
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use tokio::runtime::Handle;
 
 use crate::call::Call;
 use crate::run::Run;
+use crate::runtime::Runtime;
 use crate::transfer::{Download, Upload};
 use crate::value::Value;
 
@@ -19,7 +19,7 @@ use crate::value::Value;
 #[pyclass(frozen, module = "hayfork._native")]
 pub(crate) struct Sandbox {
     pub(crate) inner: Inner,
-    pub(crate) runtime: Handle,
+    pub(crate) runtime: Runtime,
 }
 
 pub(crate) fn language(name: &str) -> PyResult<Language> {
@@ -112,7 +112,6 @@ impl Sandbox {
         options.timeout = duration(timeout)?;
         options.stdout = limit(stdout_limit, keep_tail);
         options.stderr = limit(stderr_limit, keep_tail);
-        let _in_runtime = self.runtime.enter();
         Ok(Run::new(self.runtime.clone(), self.inner.execute(options)))
     }
 
@@ -137,7 +136,6 @@ impl Sandbox {
         options.timeout = duration(timeout)?;
         options.stdout = limit(stdout_limit, true);
         options.stderr = limit(stderr_limit, true);
-        let _in_runtime = self.runtime.enter();
         Ok(Run::new(self.runtime.clone(), self.inner.command(options)))
     }
 

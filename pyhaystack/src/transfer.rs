@@ -9,11 +9,11 @@ use bytes::{Buf as _, Bytes};
 use hayfork_sandbox::{Error, Sandbox};
 use pyo3::prelude::*;
 use tokio::io::{AsyncRead, AsyncReadExt as _, DuplexStream, ReadBuf};
-use tokio::runtime::Handle;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 
 use crate::call::Call;
+use crate::runtime::Runtime;
 use crate::value::Value;
 
 /// Bytes that wait between the engine and Python at most, in a download.
@@ -62,17 +62,17 @@ impl AsyncRead for Pieces {
 /// A file on its way into the sandbox.
 #[pyclass(frozen, module = "hayfork._native")]
 pub(crate) struct Upload {
-    runtime: Handle,
+    runtime: Runtime,
     sender: StdMutex<Option<mpsc::Sender<Piece>>>,
     task: Arc<Mutex<Option<Transfer>>>,
 }
 
 impl Upload {
-    pub(crate) fn start(runtime: Handle, sandbox: Sandbox, path: String, mode: u32) -> Self {
+    pub(crate) fn start(runtime: Runtime, sandbox: Sandbox, path: String, mode: u32) -> Self {
         let (sender, receiver) = mpsc::channel(PIECES);
         let pieces = Pieces { receiver, current: Bytes::new(), ended: false };
         let task = runtime.spawn(async move { sandbox.write_file(&path, mode, pieces).await });
-        Self { runtime, sender: StdMutex::new(Some(sender)), task: Arc::new(Mutex::new(Some(task))) }
+        Self { runtime, sender: StdMutex::new(Some(sender)), task: Arc::new(Mutex::new(task)) }
     }
 
     fn sender(&self) -> Option<mpsc::Sender<Piece>> {
@@ -122,7 +122,7 @@ impl Upload {
 /// A file on its way out of the sandbox.
 #[pyclass(frozen, module = "hayfork._native")]
 pub(crate) struct Download {
-    runtime: Handle,
+    runtime: Runtime,
     state: Arc<Mutex<DownloadState>>,
 }
 
@@ -140,10 +140,10 @@ impl Drop for DownloadState {
 }
 
 impl Download {
-    pub(crate) fn start(runtime: Handle, sandbox: Sandbox, path: String) -> Self {
+    pub(crate) fn start(runtime: Runtime, sandbox: Sandbox, path: String) -> Self {
         let (bytes, out) = tokio::io::duplex(BUFFER);
         let task = runtime.spawn(async move { sandbox.read_file(&path, out).await });
-        let state = DownloadState { bytes, task: Some(task) };
+        let state = DownloadState { bytes, task };
         Self { runtime, state: Arc::new(Mutex::new(state)) }
     }
 }
