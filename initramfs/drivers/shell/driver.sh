@@ -28,13 +28,13 @@ builtin trap 'builtin :' INT # until it is set in earnest
 # The context's folder, this file, and the shell itself.
 declare -ra __hayfork=("$1" "${BASH_SOURCE[0]}" "$BASH")
 
-# The list of units, in groups: bash needs stack for each command of a list that is not in a group of its own.
+# Makes __hayfork_text the list of a hundred units, in groups: bash needs stack for each command of a list that is not
+# in a group of its own.
 __hayfork_program() {
-    builtin local __hayfork_group= __hayfork_all= __hayfork_n
-    builtin local __hayfork_unit='__hayfork_next||__hayfork_fail;builtin eval "$__hayfork_text";'
-    for __hayfork_n in {1..16}; do __hayfork_group+=$__hayfork_unit; done
-    for __hayfork_n in {1..16}; do __hayfork_all+="{ $__hayfork_group };"; done
-    builtin printf '%s' "$__hayfork_all" 'builtin eval "$(__hayfork_program)"'
+    builtin printf -v __hayfork_text '__hayfork_next||__hayfork_fail;builtin eval "$__hayfork_text";%.0s' {1..10}
+    builtin printf -v __hayfork_text "{ %s };" "$__hayfork_text" "$__hayfork_text" "$__hayfork_text" "$__hayfork_text" \
+        "$__hayfork_text" "$__hayfork_text" "$__hayfork_text" "$__hayfork_text" "$__hayfork_text" "$__hayfork_text"
+    __hayfork_text+='__hayfork_program;builtin eval "$__hayfork_text"'
 }
 
 # First thing after user code, with its output thrown away (a trace or a DEBUG trap would speak): keeps the exit code
@@ -145,8 +145,8 @@ __hayfork_exit() {
     [[ ${BASHOPTS@a} == *x* ]] && builtin export -n BASHOPTS
     builtin shopt -u execfail
     builtin trap - INT TERM HUP USR1 USR2 ALRM # what is ignored now would be ignored for ever
-    builtin exec -- "${__hayfork[2]}" --noprofile --norc -c '. "$2"; builtin eval "$(__hayfork_program)"' \
-        bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
+    builtin exec -- "${__hayfork[2]}" --noprofile --norc \
+        -c '. "$2"; __hayfork_program; builtin eval "$__hayfork_text"' bash "${__hayfork[0]}" "${__hayfork[1]}" resume <<<"$__hayfork_state"
 }
 
 # Writes commands that bring this shell's state back, in a subshell. The parameters are those of __hayfork_exit. What
