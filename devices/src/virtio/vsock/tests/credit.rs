@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::super::credit::{CreditError, ReceiveWindow, SendWindow, WINDOW_MAX};
 use super::super::packet::{Header, Op};
 use super::super::testing::{Guest, from_guest};
-use super::super::{CloseReason, Interest};
+use super::super::{CloseReason, Interest, Readiness};
 use super::{close_reason, data, device, events, open, poke, received_ops, send};
 
 #[test]
@@ -212,4 +212,36 @@ fn the_guest_hears_of_new_room() {
     assert!(believed_free >= 32 * 1024, "{updates:?}");
     events(&mut device);
     assert!(!device.reported_interest(token).write);
+}
+
+#[test]
+fn a_request_for_credit_is_answered() {
+    let mut guest = Guest::new(false);
+    let mut device = device();
+    let (_, _host) = open(&mut guest, &mut device, 1000, 52);
+    guest.offer_all(4096);
+    send(&mut guest, &mut device, &from_guest(1000, 52, Op::CreditRequest), &[]);
+    let (header, _) = guest.receive().unwrap();
+    assert_eq!((header.op(), header.buf_alloc, header.fwd_cnt), (Some(Op::CreditUpdate), 64 * 1024, 0));
+    assert!(guest.receive().is_none());
+}
+
+/// Nothing else goes on: no bytes to read that could carry the news.
+#[test]
+fn writing_alone_announces_new_room() {
+    let mut guest = Guest::new(false);
+    let mut device = device();
+    device.connector_mut().capacity = 1000;
+    let (token, mut host) = open(&mut guest, &mut device, 1000, 52);
+    guest.offer_all(4096);
+    // Everything that is to read is read, so that only the write can wake the device.
+    poke(&mut guest, &mut device, token);
+    let payload = vec![3; 60_000];
+    send(&mut guest, &mut device, &data(1000, 52, payload.len()), &payload);
+    for _ in 0..60 {
+        host.read_available();
+        device.host_ready(token, Readiness::WRITABLE);
+        guest.run(&mut device).unwrap();
+    }
+    assert!(received_ops(&mut guest).contains(&Op::CreditUpdate));
 }

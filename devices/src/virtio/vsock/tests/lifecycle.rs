@@ -252,6 +252,24 @@ fn a_host_that_closes_sends_everything_first() {
     assert_eq!((device.connections(), device.next_deadline()), (0, None));
 }
 
+/// A poll may report the hangup and not the bytes before it.
+#[test]
+fn a_hangup_alone_loses_no_bytes() {
+    let mut guest = Guest::new(false);
+    let mut device = device();
+    let (token, mut host) = open(&mut guest, &mut device, 1000, 52);
+    guest.offer_all(4096);
+    // Nothing to read: the device waits for the next report.
+    poke(&mut guest, &mut device, token);
+    host.write_all(b"last words").unwrap();
+    drop(host);
+    device.host_ready(token, Readiness::HANGUP);
+    guest.run(&mut device).unwrap();
+    assert_eq!(guest.receive().unwrap().1, b"last words");
+    let (header, _) = guest.receive().unwrap();
+    assert_eq!((header.op(), header.flags), (Some(Op::Shutdown), SHUTDOWN_BOTH));
+}
+
 #[test]
 fn a_guest_that_does_not_confirm_the_end_is_reset() {
     let mut guest = Guest::new(false);

@@ -139,6 +139,35 @@ fn without_sockets_the_guest_is_told_of_each_loss() {
     assert_eq!(guest.receive().unwrap().0.src_port, next_port);
 }
 
+/// The counter of host ports has gone round, and meets a connection that is still there.
+#[test]
+fn a_host_port_in_use_is_passed_over() {
+    let mut guest = Guest::new(false);
+    let mut first = device();
+    guest.offer_all(4096);
+    let (ours, _far) = pair(1);
+    first.connect(77, ours).unwrap();
+    guest.run(&mut first).unwrap();
+    let port = guest.receive().unwrap().0.src_port;
+    send(&mut guest, &mut first, &from_guest(77, port, Op::Response), &[]);
+    let mut state = first.save();
+    state.next_host_port = port;
+    let mut fars = Vec::new();
+    let (mut second, carried) =
+        Device::restore(first.config().clone(), MockConnector::default(), state, |_| {
+            let (ours, far) = pair(1);
+            fars.push(far);
+            Some(ours)
+        })
+        .unwrap();
+    assert_eq!(carried.len(), 1);
+    let (ours, _far) = pair(1);
+    second.connect(77, ours).unwrap();
+    guest.run(&mut second).unwrap();
+    assert_eq!(guest.receive().unwrap().0.src_port, port + 1);
+    second.assert_consistent();
+}
+
 #[test]
 fn a_transport_reset_is_kept_until_it_is_told() {
     let mut guest = Guest::new(false);
