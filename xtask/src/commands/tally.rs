@@ -44,24 +44,23 @@ impl Tally {
 }
 
 /// Passed and failed tests in the output of cargo nextest, cargo test (several binaries) or pytest.
+///
+/// nextest repeats what failing tests print, which looks like cargo test's own lines; where it gives
+/// its summary, only that counts.
 fn counts(output: &str) -> (u64, u64) {
+    let lines: Vec<String> = output.lines().map(|line| strip_colours(line).trim().to_owned()).collect();
+    let nextest: Vec<&String> = lines.iter().filter(|line| line.starts_with("Summary [")).collect();
+    let summaries = if nextest.is_empty() {
+        lines.iter().filter(|line| line.starts_with("test result:") || is_pytest_summary(line)).collect()
+    } else {
+        nextest
+    };
     let mut passed = 0;
     let mut failed = 0;
-    for line in output.lines() {
-        let line = strip_colours(line);
-        let line = line.trim();
-        let nextest = line.starts_with("Summary [");
-        let cargo_test = line.starts_with("test result:");
-        let pytest = line.starts_with('=') && line.ends_with('=') && line.contains(" in ")
-            || (line.contains(" passed") || line.contains(" failed"))
-                && line.contains(" in ")
-                && line.ends_with('s');
-        if !(nextest || cargo_test || pytest) {
-            continue;
-        }
+    for line in summaries {
         let words: Vec<&str> = line
             .split(|c: char| c.is_whitespace() || ",;:=()".contains(c))
-            .filter(|w| !w.is_empty())
+            .filter(|word| !word.is_empty())
             .collect();
         for pair in words.windows(2) {
             let Ok(number) = pair[0].parse::<u64>() else { continue };
@@ -73,6 +72,18 @@ fn counts(output: &str) -> (u64, u64) {
         }
     }
     (passed, failed)
+}
+
+/// Whether it is pytest's last line, such as `2 failed, 802 passed, 1 xfailed in 483.53s (0:08:03)`.
+fn is_pytest_summary(line: &str) -> bool {
+    let line = line.trim_matches(['=', ' ']);
+    let Some((counts, time)) = line.rsplit_once(" in ") else { return false };
+    let seconds = time.split(' ').next().and_then(|time| time.strip_suffix('s'));
+    let outcome = |part: &str| {
+        let mut words = part.trim().split(' ');
+        words.next().is_some_and(|n| n.parse::<u64>().is_ok()) && words.next().is_some()
+    };
+    seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok()) && counts.split(',').all(outcome)
 }
 
 fn strip_colours(line: &str) -> String {
@@ -111,6 +122,14 @@ mod tests {
         );
         assert_eq!(counts("===== 1 failed, 2 passed, 3 errors in 0.12s ====="), (2, 4));
         assert_eq!(counts("2 passed in 0.5s"), (2, 0));
+        assert_eq!(counts("2 failed, 802 passed, 1 xfailed in 483.53s (0:08:03)"), (802, 2));
+        assert_eq!(
+            counts(
+                "test result: FAILED. 0 passed; 1 failed; 0 ignored\n     Summary [ 8s] 51 tests run: 49 passed, 2 failed"
+            ),
+            (49, 2)
+        );
+        assert_eq!(counts("the code was 1 passed in 5 minutes"), (0, 0));
         assert_eq!(counts("a test printed: 7 passed"), (0, 0));
     }
 
