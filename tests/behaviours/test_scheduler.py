@@ -47,6 +47,7 @@ def test_a_session():
                         await session.write_file(path, b"")
                 with pytest.raises(hayfork.CodeValidationError):
                     await session.exec("  ")
+                await session.exec("x = 41")
                 first = []
                 with pytest.raises(hayfork.OutputLimitError):
                     await session.exec("print('y' * 2_000_000)", on_stdout=first.append)
