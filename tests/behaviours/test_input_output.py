@@ -53,11 +53,12 @@ for stream in (1, 2):
 
 
 def test_sandbox_keeps_head_and_tail_of_too_much_output(python):
-    execution = python.run_code("for i in range(1_000_000): print(f'{i:09}')")  # 10 MB
+    # 10 MB in lines of 1000 bytes
+    execution = python.run_code("for i in range(10_000): print(f'{i:09}' + 'x' * 990)")
     assert execution.exit_code == 0
     assert execution.truncated
-    assert execution.stdout.startswith("000000000\n000000001\n")
-    assert execution.stdout.endswith("000999998\n000999999\n")
+    assert execution.stdout.startswith("000000000" + "x" * 990 + "\n000000001")
+    assert execution.stdout.endswith("000009999" + "x" * 990 + "\n")
     assert 990_000 <= len(execution.stdout) <= 1_000_200
     assert not python.run_code("print('small')").truncated
 
