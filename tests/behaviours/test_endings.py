@@ -48,8 +48,8 @@ def test_a_timeout_that_yields_keeps_state_and_output(python):
 
 
 def test_a_timeout_that_does_not_yield_is_killed(python):
+    python.run_code("import signal, subprocess")  # takes seconds under emulation
     code = """
-import signal, subprocess
 child = subprocess.Popen(['sleep', '1000'])
 print(child.pid, flush=True)
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -57,15 +57,16 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 while True:
     pass
 """
-    execution = python.run_code(code, timeout=2)
+    execution = python.run_code(code, timeout=3)
     assert (execution.status, execution.state_reset) == ("timeout", True)
     pid = int(execution.stdout)
     assert python.run_code(f"import os; print(os.path.exists('/proc/{pid}'))").stdout == "False\n"
 
 
 def test_children_of_a_timed_out_execution_are_gone(python):
-    code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '1000']).pid, flush=True)\ntime.sleep(60)"
-    pid = int(python.run_code(code, timeout=2).stdout)
+    python.run_code("import subprocess, time")  # takes seconds under emulation
+    code = "print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\ntime.sleep(60)"
+    pid = int(python.run_code(code, timeout=3).stdout)
     state = python.run_code(
         f"import os; print(os.path.exists('/proc/{pid}') and open('/proc/{pid}/stat').read().split()[2])"
     )

@@ -148,7 +148,8 @@ def test_python_survives_what_is_rebound_or_closed(code):
         sandbox.run_code("kept = 41")
         sandbox.run_code(code)
         execution = sandbox.run_code(
-            "import os; os.write(1, str(kept + 1).encode())" if "os.write" not in code else "kept + 1"
+            # Where importing is what was broken, or os.write, the value of the expression has to do.
+            "kept + 1" if "os.write" in code or "modules" in code else "import os; os.write(1, str(kept + 1).encode())"
         )
         assert execution.stdout == "42" or execution.text == "42", execution
 
