@@ -121,18 +121,18 @@ def test_nothing_that_user_code_breaks_loses_the_session(
     driver: Driver, code: str, out: bytes, err: bytes | None
 ) -> None:
     driver.run("kept = 1")
-    result = driver.run(code, timeout=15)
+    result = driver.run(code)
     assert not result.died
     assert result.out == out
     if err:
         assert err in result.err
     elif err == b"" and "1/0" not in code:
         assert result.err == b""
-    result = driver.run("print(f'{kept} after')" if "builtins" not in code else "kept", timeout=15)
+    result = driver.run("print(f'{kept} after')" if "builtins" not in code else "kept")
     assert not result.died
     if "builtins" not in code and "audit" not in code:
         assert (result.exit_code, result.out, result.err) == (0, b"1 after\n", b"")
-    result = driver.run("nobody_knows_this", timeout=15)
+    result = driver.run("nobody_knows_this")
     assert result.exit_code == 1
     if "audit" not in code and "builtins" not in code and "hook" not in code:
         assert b"NameError" in result.err

@@ -67,18 +67,18 @@ def test_nothing_that_user_code_does_to_descriptors_loses_the_session(
     driver: Driver, code: str, out: bytes, err: bytes | None
 ) -> None:
     driver.run("kept=1")
-    result = driver.run(code, timeout=15)
+    result = driver.run(code)
     if ">(cat)" in code and not result.out:
         driver.executions[-1].wait_for_output(out)
     else:
         assert result.out == out
     assert not result.died
     assert result.err == b"" if err == b"" else (err or b"") in result.err
-    result = driver.run("echo $kept after; echo err >&2", timeout=15)
+    result = driver.run("echo $kept after; echo err >&2")
     assert (result.exit_code, result.out, result.err) == (0, b"1 after\n", b"err\n")
-    result = driver.run("exit 3", timeout=15)
+    result = driver.run("exit 3")
     assert result.exit_code == 3
-    result = driver.run("echo $kept again", timeout=15)
+    result = driver.run("echo $kept again")
     assert result.out.endswith(b" again\n")
 
 
