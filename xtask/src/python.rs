@@ -18,7 +18,14 @@ use crate::process;
 const OLDEST: (u32, u32) = (3, 11);
 
 /// What the tests and checks need beside the package itself.
-const TOOLS: &[&str] = &["maturin>=1.9,<2", "mypy>=1.13", "pytest>=8", "pytest-timeout>=2", "ruff>=0.9"];
+const TOOLS: &[&str] = &[
+    "maturin>=1.9,<2",
+    "mypy>=1.13",
+    "pytest>=8",
+    "pytest-rerunfailures>=14",
+    "pytest-timeout>=2",
+    "ruff>=0.9",
+];
 
 /// Folders and files that the native module is made of.
 const SOURCES: &[&str] = &[
@@ -95,6 +102,7 @@ fn stamp(tree: &Path) -> Result<String> {
     files.sort();
     let mut hasher = blake3::Hasher::new();
     hasher.update(tree.as_os_str().as_encoded_bytes());
+    hasher.update(TOOLS.join(" ").as_bytes());
     for file in files {
         hasher.update(file.as_os_str().as_encoded_bytes());
         hasher.update(&[0]);

@@ -51,7 +51,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if wanted(Layer::Drivers) {
         let mut command = Command::new(bin.join("pytest"));
-        command.args(["-q", "tests/drivers"]).env("HAYFORK_DRIVER_JAVASCRIPT", host_drivers::bun(&context)?);
+        command
+            .args(["-q", "--reruns", "1", "tests/drivers"])
+            .env("HAYFORK_DRIVER_JAVASCRIPT", host_drivers::bun(&context)?);
         runner(&context, &mut tally, "drivers", &mut command)?;
     }
     if wanted(Layer::Fuzz) {
@@ -65,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         if wanted(Layer::Behaviours) {
             let mut command = Command::new(bin.join("pytest"));
-            command.args(["-q", "tests/behaviours"]).env("HAYFORK_IMAGES_DIR", &set);
+            command.args(["-q", "--reruns", "1", "tests/behaviours"]).env("HAYFORK_IMAGES_DIR", &set);
             runner(&context, &mut tally, "behaviours", &mut command)?;
         }
     }
