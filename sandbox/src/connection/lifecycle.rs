@@ -1,5 +1,7 @@
 //! How a sandbox ends: open, then closing (no more calls), then dead (the machine is gone).
 //!
+//! [`End`] says why, and which error that is for whom.
+//!
 //! Written by the connection task and the reaper, read by callers. The reason is set once.
 
 use std::sync::{Arc, Mutex};
@@ -12,6 +14,46 @@ use crate::error::Error;
 
 /// Whether the machine is gone: `None` while it is not, an error if it could not be killed.
 pub(crate) type Death = Option<Result<(), Arc<BackendError>>>;
+
+/// Why a connection ended.
+#[derive(Clone, Debug)]
+pub(crate) enum End {
+    /// Somebody wanted it.
+    Closed(&'static str),
+    /// The machine died.
+    Died(Arc<BackendError>),
+    /// The guest broke the protocol.
+    Protocol(String),
+    /// The guest missed a deadline.
+    Unresponsive(String),
+}
+
+impl End {
+    /// For operations that had reached the guest.
+    pub(crate) fn for_running(&self) -> Error {
+        match self {
+            Self::Closed(reason) => Error::closed(*reason),
+            Self::Died(cause) => Error::OutcomeUnknown { cause: Arc::clone(cause) },
+            Self::Protocol(detail) => Error::Protocol(detail.clone()),
+            Self::Unresponsive(detail) => Error::Unresponsive(detail.clone()),
+        }
+    }
+
+    /// For operations that had not, and for every call from now on.
+    pub(crate) fn for_later(&self) -> Error {
+        let (reason, cause) = match self {
+            Self::Closed(reason) => ((*reason).to_owned(), None),
+            Self::Died(cause) => (format!("its virtual machine died: {cause}"), Some(Arc::clone(cause))),
+            Self::Protocol(detail) => {
+                (format!("it was killed, since its guest broke the protocol: {detail}"), None)
+            }
+            Self::Unresponsive(detail) => {
+                (format!("it was killed, since its guest no longer obeyed: {detail}"), None)
+            }
+        };
+        Error::SessionClosed { reason, cause }
+    }
+}
 
 /// See the module.
 #[derive(Debug)]

@@ -20,14 +20,13 @@ use hayfork_protocol::frame::Channel;
 use hayfork_protocol::limits::{MAX_OUTPUT, MAX_STREAMS};
 use hayfork_protocol::message::{Control, Event, Request};
 use hayfork_protocol::mux::{Incoming, Mux, SendError, StreamId};
-use hayfork_vmm::backend::BackendError;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::ledger::{Ledger, Place};
-use super::lifecycle::Lifecycle;
+use super::lifecycle::{End, Lifecycle};
 use super::stream::{Item, Link, Mailbox, Sent};
 use super::watchdog::Patience;
 use crate::error::Error;
@@ -49,46 +48,6 @@ const EXIT_WAIT: Duration = Duration::from_secs(2);
 pub(crate) struct New {
     pub(crate) request: Request,
     pub(crate) link: Arc<Link>,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Debug)]
-pub(crate) enum End {
-    /// Somebody wanted it.
-    Closed(&'static str),
-    /// The machine died.
-    Died(Arc<BackendError>),
-    /// The guest broke the protocol.
-    Protocol(String),
-    /// The guest missed a deadline.
-    Unresponsive(String),
-}
-
-impl End {
-    /// For operations that had reached the guest.
-    fn for_running(&self) -> Error {
-        match self {
-            Self::Closed(reason) => Error::closed(*reason),
-            Self::Died(cause) => Error::OutcomeUnknown { cause: Arc::clone(cause) },
-            Self::Protocol(detail) => Error::Protocol(detail.clone()),
-            Self::Unresponsive(detail) => Error::Unresponsive(detail.clone()),
-        }
-    }
-
-    /// For operations that had not, and for every call from now on.
-    fn for_later(&self) -> Error {
-        let (reason, cause) = match self {
-            Self::Closed(reason) => ((*reason).to_owned(), None),
-            Self::Died(cause) => (format!("its virtual machine died: {cause}"), Some(Arc::clone(cause))),
-            Self::Protocol(detail) => {
-                (format!("it was killed, since its guest broke the protocol: {detail}"), None)
-            }
-            Self::Unresponsive(detail) => {
-                (format!("it was killed, since its guest no longer obeyed: {detail}"), None)
-            }
-        };
-        Error::SessionClosed { reason, cause }
-    }
 }
 
 /// A stream that is open towards the guest.
