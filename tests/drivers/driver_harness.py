@@ -392,7 +392,9 @@ class Driver:
         return self.begin(code, env=env, stdin=stdin).finish(timeout)
 
     def interrupt(self) -> None:
-        """What the agent does for an interrupt: SIGINT to the driver's process group."""
+        """What the agent does for an interrupt: a file for the execution, then SIGINT to the driver's process group."""
+        if self.executions and self.executions[-1].result is None:
+            (self.dir / str(self.number) / "interrupted").touch(0o444)
         os.killpg(self.pid, signal.SIGINT)
 
     def quiesce(self, timeout: float = DEADLINE) -> None:

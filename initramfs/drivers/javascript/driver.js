@@ -87,6 +87,7 @@ const runtime = {
   writeSync: fs.writeSync,
   readFileSync: fs.readFileSync,
   statSync: fs.statSync,
+  exists: fs.existsSync,
 
   encode: encoder.encode.bind(encoder),
   decode: decoder.decode.bind(decoder),

@@ -76,7 +76,7 @@ pub struct Execution {
     /// The context's interpreter was lost before this execution, unnoticed by the host.
     pub lost_before: bool,
     // Last, so that the FIFOs are closed when it is removed.
-    _folder: Folder,
+    folder: Folder,
 }
 
 impl Execution {
@@ -121,7 +121,7 @@ impl Execution {
             end: None,
             spawn,
             lost_before: false,
-            _folder: folder,
+            folder,
         })
     }
 
@@ -179,8 +179,13 @@ impl Execution {
         if now < from {
             self.interrupt_at = Some(from);
         } else {
-            driver.target().interrupt();
+            self.send_interrupt(driver);
         }
+    }
+
+    fn send_interrupt(&self, driver: &Driver) {
+        self.folder.mark_interrupted();
+        driver.target().interrupt();
     }
 
     /// Sends a signal to the driver's group.
@@ -201,6 +206,7 @@ impl Execution {
         match reason {
             Reason::Killed | Reason::OutOfMemory => self.ladder = Some(Ladder::kill(reason, driver.target())),
             Reason::Timeout | Reason::Cancelled if self.ladder.is_none() => {
+                self.folder.mark_interrupted();
                 self.ladder = Some(Ladder::begin(reason, driver.target(), now));
             }
             _ => {}
@@ -223,7 +229,7 @@ impl Execution {
         }
         if self.interrupt_at.is_some_and(|at| at <= now) {
             self.interrupt_at = None;
-            driver.target().interrupt();
+            self.send_interrupt(driver);
         }
         match &mut self.ladder {
             Some(ladder) => ladder.climb(driver.target(), now),

@@ -13,7 +13,8 @@
 //!       ├─ code, env       0444 regular files
 //!       ├─ out, err        0200
 //!       ├─ results         0200
-//!       └─ in              0400, only with standard input
+//!       ├─ in              0400, only with standard input
+//!       └─ interrupted     0444, empty, from the first interrupt on
 //! ```
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,7 +28,7 @@ use crate::spawn::{GID, UID};
 /// Names in a driver's folder.
 const DRIVER_FILES: [&str; 5] = ["control", "events", "idle.out", "idle.err", "state"];
 /// Names in an execution's folder.
-const EXECUTION_FILES: [&str; 6] = ["code", "env", "out", "err", "results", "in"];
+const EXECUTION_FILES: [&str; 7] = ["code", "env", "out", "err", "results", "in", "interrupted"];
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 const BOTH: OFlags = OFlags::RDWR.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
@@ -208,6 +209,16 @@ impl ExecutionFolder {
     /// The folder itself, to keep it as long as the execution lives, and the FIFOs' ends.
     pub fn into_parts(self) -> (Folder, OwnedFd, OwnedFd, OwnedFd, Option<OwnedFd>) {
         (self.folder, self.out, self.err, self.results, self.stdin)
+    }
+}
+
+impl Folder {
+    /// Leaves the file that tells a driver of an interrupt, for runtimes that may lose a signal.
+    pub fn mark_interrupted(&self) {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        if let Err(errno) = openat(&self.fd, "interrupted", flags, Mode::from_raw_mode(0o444)) {
+            crate::warning!("note an interrupt: {errno}"); // the signal itself most likely suffices
+        }
     }
 }
 

@@ -162,11 +162,22 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
     for (const step of steps) step();
     execution.watched = true;
     const begun = Reflect.apply(runtime.then, runtime.promiseResolve(), [main]);
-    Reflect.apply(runtime.then, runtime.promiseResolve(), [() => void (execution.watched = false)]);
+    Reflect.apply(runtime.then, runtime.promiseResolve(), [() => endWatch(execution)]);
     Reflect.apply(runtime.then, begun, [
       (value) => settleValue(execution, plan.hasValue ? value : undefined),
       (error) => settleError(execution, error),
     ]);
+  }
+
+  /**
+   * The runtime forgets a SIGINT that comes in the last moment of the watched part: too late to end the script, too early
+   * for the event loop. The agent leaves a file before it sends one, which tells.
+   */
+  function endWatch(execution) {
+    execution.watched = false;
+    runtime.setImmediate(() => {
+      if (current === execution && runtime.exists(`${execution.folder}/interrupted`)) interrupted(execution);
+    });
   }
 
   function settleValue(execution, value) {

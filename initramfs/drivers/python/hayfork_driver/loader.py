@@ -60,7 +60,7 @@ class OwnFiles:
     """What `from . import NAME` takes its name from."""
 
     def __init__(self, name: str) -> None:
-        setattr(self, name, own_modules.get(name) or load(name))
+        setattr(self, name, own_modules.get(name) or shield(load, name))
 
 
 def read_file(path: str) -> bytes:
@@ -96,7 +96,11 @@ def load(name: str) -> "ModuleType":
     module = ModuleKind(f"hayfork_driver.{name}")
     module.__dict__["__builtins__"] = PRIVATE
     own_modules[name] = module
-    exec(compiled(name), module.__dict__)
+    try:
+        exec(compiled(name), module.__dict__)
+    except BaseException:
+        del own_modules[name]  # nobody must find it half loaded
+        raise
     return module
 
 
