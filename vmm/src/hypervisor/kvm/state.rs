@@ -1,0 +1,146 @@
+//! Reading and setting a whole virtual CPU, and the parts that take more than one call.
+//!
+//! # Order of reading
+//!
+//! The MP state first, since reading it makes KVM take a waiting INIT or SIPI, which changes registers; pending events
+//! last, since nothing read before may add one.
+//!
+//! # Order of setting
+//!
+//! 1. CPUID: KVM checks control registers, XCR0 and model-specific registers against it.
+//! 2. MP state, general and system registers. These hold IA32_APIC_BASE, which switches the local APIC on.
+//! 3. XCR0, then the XSAVE area that it governs; debug registers.
+//! 4. The local APIC: it must be there before a deadline is set for its timer.
+//! 5. Model-specific registers: IA32_TSC before all others, IA32_TSC_DEADLINE after all others.
+//! 6. Pending events last: setting registers forgets a pending exception.
+//!
+//! # Time
+//!
+//! The deadline of the local APIC's timer is a value of the time stamp counter. Where the counter cannot be set it is the
+//! host's, and a restored guest sees another value than the saved one; where it can be set, some time passes while
+//! this runs. So an armed deadline is written back as now + (saved deadline - saved counter), with now as the guest
+//! would read it. One that has passed fires at once.
+
+use kvm_ioctls::VcpuFd;
+
+use super::vcpu::KvmVcpu;
+use super::{convert, failed, unsafe_xsave};
+use crate::hypervisor::HypervisorError;
+use crate::hypervisor::x86_64::{CpuidEntry, Msr, VcpuState, X86Vcpu, msr};
+
+/// CPUID entries that are read back at most (`KVM_MAX_CPUID_ENTRIES`).
+const MAX_CPUID: usize = kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+
+/// See the [module](self).
+pub(super) fn get(vcpu: &KvmVcpu) -> Result<VcpuState, HypervisorError> {
+    let fd = &vcpu.fd;
+    let mp_state = vcpu.mp_state()?;
+    let registers = vcpu.registers()?;
+    let system = vcpu.system_registers()?;
+    let xsave = unsafe_xsave::get(&vcpu.vm.fd, fd)?;
+    let xcrs = convert::xcrs(&fd.get_xcrs().map_err(failed("KVM_GET_XCRS"))?);
+    let debug = (&fd.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?).into();
+    let local_apic = vcpu.local_apic()?;
+    let tsc_khz = vcpu.tsc_khz()?;
+    let cpuid = fd.get_cpuid2(MAX_CPUID).map_err(failed("KVM_GET_CPUID2"))?;
+    let msrs = get_msrs(fd, &vcpu.vm.host.msrs)?;
+    let events = (&fd.get_vcpu_events().map_err(failed("KVM_GET_VCPU_EVENTS"))?).into();
+    Ok(VcpuState {
+        cpuid: cpuid.as_slice().iter().map(Into::into).collect(),
+        tsc_khz,
+        msrs,
+        registers,
+        system,
+        xsave,
+        xcrs,
+        debug,
+        local_apic,
+        events,
+        mp_state,
+    })
+}
+
+/// See the [module](self).
+pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), HypervisorError> {
+    set_cpuid(&vcpu.fd, &state.cpuid)?;
+    vcpu.set_mp_state(state.mp_state)?;
+    vcpu.set_registers(&state.registers)?;
+    vcpu.set_system_registers(&state.system)?;
+    let fd = &vcpu.fd;
+    fd.set_xcrs(&convert::to_xcrs(&state.xcrs)?).map_err(failed("KVM_SET_XCRS"))?;
+    unsafe_xsave::set(&vcpu.vm.fd, fd, &state.xsave)?;
+    fd.set_debug_regs(&(&state.debug).into()).map_err(failed("KVM_SET_DEBUGREGS"))?;
+    vcpu.set_local_apic(&state.local_apic)?;
+    set_saved_msrs(vcpu, &state.msrs)?;
+    vcpu.fd.set_vcpu_events(&(&state.events).into()).map_err(failed("KVM_SET_VCPU_EVENTS"))
+}
+
+/// Sets saved model-specific registers: the counter first, the deadline last and moved.
+fn set_saved_msrs(vcpu: &mut KvmVcpu, msrs: &[Msr]) -> Result<(), HypervisorError> {
+    let find = |index| msrs.iter().find(|msr| msr.index == index);
+    let counter = find(msr::IA32_TSC);
+    if let (Some(counter), true) = (counter, vcpu.vm.host.facts.can_set_tsc) {
+        set_msrs(&vcpu.fd, std::slice::from_ref(counter))?;
+    }
+    let others: Vec<Msr> = msrs
+        .iter()
+        .filter(|msr| msr.index != msr::IA32_TSC && msr.index != msr::IA32_TSC_DEADLINE)
+        .copied()
+        .collect();
+    set_msrs(&vcpu.fd, &others)?;
+    if let Some(&deadline) = find(msr::IA32_TSC_DEADLINE) {
+        let now = vcpu.msrs(&[msr::IA32_TSC])?.first().map(|msr| msr.value);
+        let value = moved_deadline(deadline.value, counter.map(|msr| msr.value), now);
+        set_msrs(&vcpu.fd, &[Msr { value, ..deadline }])?;
+    }
+    Ok(())
+}
+
+/// What to write into IA32_TSC_DEADLINE. 0 stays 0: not armed.
+fn moved_deadline(deadline: u64, saved_counter: Option<u64>, now: Option<u64>) -> u64 {
+    match (deadline, saved_counter, now) {
+        (0, _, _) | (_, None, _) | (_, _, None) => deadline,
+        (deadline, Some(saved), Some(now)) => {
+            // The difference has a sign: a deadline in the past stays in the past, and never becomes 0, "not armed".
+            now.wrapping_add(deadline.wrapping_sub(saved)).max(1)
+        }
+    }
+}
+
+/// `KVM_SET_CPUID2`.
+pub(super) fn set_cpuid(fd: &VcpuFd, entries: &[CpuidEntry]) -> Result<(), HypervisorError> {
+    fd.set_cpuid2(&convert::cpuid_list(entries)?).map_err(failed("KVM_SET_CPUID2"))
+}
+
+/// `KVM_GET_MSRS`, without those that KVM does not know.
+pub(super) fn get_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<Msr>, HypervisorError> {
+    let mut wanted: &[u32] = indices;
+    let mut result = Vec::with_capacity(indices.len());
+    while !wanted.is_empty() {
+        let list: Vec<Msr> = wanted.iter().map(|&index| Msr { index, value: 0 }).collect();
+        let mut list = convert::msr_list(&list)?;
+        // KVM stops at the first that it does not know and says how many it has read.
+        let read = fd.get_msrs(&mut list).map_err(failed("KVM_GET_MSRS"))?;
+        let read_ones = list.as_slice().iter().take(read);
+        result.extend(read_ones.map(|entry| Msr { index: entry.index, value: entry.data }));
+        wanted = wanted.get(read + 1..).unwrap_or_default();
+    }
+    Ok(result)
+}
+
+/// `KVM_SET_MSRS`. One that KVM refuses to set is passed over if it has that value anyway: some can only be read.
+pub(super) fn set_msrs(fd: &VcpuFd, msrs: &[Msr]) -> Result<(), HypervisorError> {
+    let mut wanted = msrs;
+    while !wanted.is_empty() {
+        // KVM stops at the first that it refuses and says how many it has set.
+        let set = fd.set_msrs(&convert::msr_list(wanted)?).map_err(failed("KVM_SET_MSRS"))?;
+        let Some(&refused) = wanted.get(set) else {
+            break;
+        };
+        if get_msrs(fd, &[refused.index])? != [refused] {
+            return Err(HypervisorError::MsrRefused { index: refused.index, value: refused.value });
+        }
+        wanted = &wanted[set + 1..];
+    }
+    Ok(())
+}
