@@ -282,7 +282,7 @@ impl World {
                     1 => &self.guest.tx_queue,
                     _ => &self.guest.event_queue,
                 };
-                let idx = virtio_queue::QueueT::next_avail(device_at).wrapping_add(*ahead);
+                let idx = device_at.next_avail().wrapping_add(*ahead);
                 self.queue(*queue).set_avail_idx(idx);
             }
             Action::Offer { len, count, cuts } => {

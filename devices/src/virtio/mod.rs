@@ -1,9 +1,17 @@
 //! Virtio devices (virtio 1.2).
 //!
-//! Each device has a folder of its own; what later devices share (transports, the mock driver for
-//! tests) lies beside them.
+//! - [`device`]: the trait that all devices implement;
+//! - [`queue`]: queues, whose settings are frozen when the driver is ready;
+//! - [`transport`]: how a driver reaches a device;
+//! - a folder for each device.
 
+pub mod device;
+pub mod queue;
+pub mod transport;
 pub mod vsock;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+
+pub use device::{FeatureError, Progress, VirtioDevice};
+pub use queue::{ActiveQueue, ActiveQueues, QueueError};

@@ -5,12 +5,16 @@
 //! It panics where a test would: on running out of descriptors or memory that a test did not provide.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+pub mod mmio;
+
 use std::collections::HashMap;
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::queue::ActiveQueue;
 
 /// One descriptor: a piece of guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,8 +91,23 @@ impl DriverQueue {
         }
     }
 
+    /// Number of descriptors.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Guest addresses of descriptor table, available ring and used ring.
+    pub fn addresses(&self) -> [u64; 3] {
+        [self.desc.raw_value(), self.avail.raw_value(), self.used.raw_value()]
+    }
+
+    /// The device's side of the queue, set up and in use.
+    pub fn device_queue(&self, event_idx: bool) -> ActiveQueue {
+        ActiveQueue::new(self.queue(event_idx), &self.mem).expect("rings in memory")
+    }
+
     /// The device's side of the queue, set up and ready.
-    pub fn device_queue(&self, event_idx: bool) -> Queue {
+    pub fn queue(&self, event_idx: bool) -> Queue {
         let mut queue = Queue::new(self.size).unwrap();
         queue.set_size(self.size);
         queue.try_set_desc_table_address(self.desc).expect("descriptor table is aligned");
@@ -187,6 +206,12 @@ impl DriverQueue {
         self.next_avail = idx;
         let at = self.avail.unchecked_add(2);
         self.mem.store(idx.to_le(), at, Ordering::Release).unwrap();
+    }
+
+    /// Sets the flags of the available ring.
+    pub fn set_avail_flags(&self, flags: u16) {
+        self.mem.write_slice(&flags.to_le_bytes(), self.avail).unwrap();
+        fence(Ordering::SeqCst);
     }
 
     /// Sets the index at whose use the driver wants an interrupt (with EVENT_IDX).

@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 
 use hayfork_devices::virtio::vsock::host::UnixSocket;
 use hayfork_devices::virtio::vsock::{CloseReason, Event, Readiness, Token, VsockConfig, VsockDevice};
+use hayfork_devices::virtio::{ActiveQueue, Progress, QueueError};
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user_backend::{VhostUserBackendMut, VhostUserDaemon, VringMutex, VringT};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -80,9 +82,10 @@ impl Backend {
         loop {
             let mut rx = vrings[RX].get_mut();
             let mut tx = vrings[TX].get_mut();
-            let (rx_progress, tx_progress) = self
-                .device
-                .process(rx.get_queue_mut(), tx.get_queue_mut(), &*mem)
+            let (rx_progress, tx_progress) =
+                on_loan(rx.get_queue_mut(), tx.get_queue_mut(), &mem, |rx, tx| {
+                    self.device.process(rx, tx, &*mem)
+                })
                 .map_err(io::Error::other)?;
             if rx_progress.interrupt {
                 rx.signal_used_queue()?;
@@ -226,7 +229,7 @@ impl VhostUserBackendMut for Backend {
     }
 
     fn acked_features(&mut self, features: u64) {
-        self.device.ack_features(features & !PROTOCOL_FEATURES).expect("features of Linux");
+        self.device.accept_features(features & !PROTOCOL_FEATURES).expect("features of Linux");
         assert_ne!(features & 1 << VIRTIO_F_VERSION_1, 0);
         assert_eq!(features & 1 << VIRTIO_RING_F_EVENT_IDX != 0, self.event_idx || features >> 29 & 1 == 1);
     }
@@ -268,6 +271,24 @@ impl VhostUserBackendMut for Backend {
         }
         self.turn(vrings)
     }
+}
+
+/// Lets `work` use two queues of the vhost-user library, which keeps their settings, as the device wants them.
+/// A queue that is not ready makes it nothing to do.
+fn on_loan(
+    rx: &mut Queue,
+    tx: &mut Queue,
+    mem: &GuestMemoryMmap,
+    work: impl FnOnce(&mut ActiveQueue, &mut ActiveQueue) -> Result<(Progress, Progress), QueueError>,
+) -> Result<(Progress, Progress), QueueError> {
+    if !rx.ready() || !tx.ready() {
+        return Ok(Default::default());
+    }
+    let mut active_rx = ActiveQueue::new(std::mem::take(rx), mem)?;
+    let mut active_tx = ActiveQueue::new(std::mem::take(tx), mem)?;
+    let result = work(&mut active_rx, &mut active_tx);
+    (*rx, *tx) = (active_rx.into_inner(), active_tx.into_inner());
+    result
 }
 
 /// The running service, for tests.

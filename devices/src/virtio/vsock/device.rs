@@ -16,7 +16,7 @@ use thiserror::Error;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
-use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Writer};
+use virtio_queue::{DescriptorChain, Writer};
 use vm_memory::GuestMemory;
 use vm_memory::bitmap::WithBitmapSlice;
 
@@ -25,6 +25,8 @@ use super::event::{CloseReason, Event, Readiness, Token};
 use super::host::{Connector, HostSocket};
 use super::muxer::{Counters, Muxer};
 use super::packet::{HEADER_LEN, Header};
+use crate::virtio::device::{FeatureError, Progress, VirtioDevice, check_features, read_space};
+use crate::virtio::queue::{ActiveQueue, ActiveQueues, QueueError};
 
 /// The only event: all connections are gone, and the address may have changed (virtio 1.2, 5.10.6.7).
 const EVENT_TRANSPORT_RESET: [u8; 4] = 0u32.to_le_bytes();
@@ -39,23 +41,6 @@ pub enum VsockError {
     /// A limit or address in the configuration is out of range.
     #[error("vsock configuration: {0}")]
     Config(&'static str),
-    /// The driver accepted features that were not offered, or not VERSION_1.
-    #[error(
-        "the driver accepted features {acked:#x}, of which {offered:#x} were offered; VERSION_1 is \
-         required"
-    )]
-    Features {
-        /// What the driver accepted.
-        acked: u64,
-        /// What the device had offered.
-        offered: u64,
-    },
-    /// The driver broke a queue; the device needs a reset.
-    #[error("vsock queue broken by the driver: {0}")]
-    Queue(#[from] virtio_queue::Error),
-    /// The driver put a ring of a queue outside guest memory; the device needs a reset.
-    #[error("vsock queue with a ring outside guest memory")]
-    Ring,
     /// The host wants more connections than are allowed.
     #[error("no more than {max} vsock connections at once; close some, or raise connections_max")]
     TooManyConnections {
@@ -65,22 +50,6 @@ pub enum VsockError {
     /// A saved state cannot be restored.
     #[error("vsock state: {0}")]
     State(&'static str),
-}
-
-/// What a call did, and what should follow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Progress {
-    /// Chains were used, and the driver wants an interrupt for that.
-    pub interrupt: bool,
-    /// The call stopped at its bound. Read the events, then call again, without waiting for a kick.
-    pub again: bool,
-}
-
-impl std::ops::BitOrAssign for Progress {
-    fn bitor_assign(&mut self, other: Self) {
-        self.interrupt |= other.interrupt;
-        self.again |= other.again;
-    }
 }
 
 /// A virtio socket device. `S` is the host end of its streams, `C` decides where the guest may connect.
@@ -131,12 +100,10 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// Takes the features that the driver accepted. The transport sets EVENT_IDX on the queues.
     ///
     /// # Errors
-    /// [`VsockError::Features`] if there are others than offered, or VERSION_1 is missing: the
-    /// transport should refuse FEATURES_OK.
-    pub fn ack_features(&mut self, features: u64) -> Result<(), VsockError> {
-        if features & !Self::FEATURES != 0 || features & (1 << VIRTIO_F_VERSION_1) == 0 {
-            return Err(VsockError::Features { acked: features, offered: Self::FEATURES });
-        }
+    /// If there are others than offered, or VERSION_1 is missing: the transport should refuse
+    /// FEATURES_OK.
+    pub fn accept_features(&mut self, features: u64) -> Result<(), FeatureError> {
+        check_features(features, Self::FEATURES)?;
         self.acked_features = features;
         Ok(())
     }
@@ -149,12 +116,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// Reads the configuration space: 8 bytes, the guest's address in little-endian order. Bytes
     /// behind it are 0. The space is read-only.
     pub fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let space = self.config().guest_cid.to_le_bytes();
-        data.fill(0);
-        if let Some(rest) = usize::try_from(offset).ok().and_then(|at| space.get(at..)) {
-            let n = rest.len().min(data.len());
-            data[..n].copy_from_slice(&rest[..n]);
-        }
+        read_space(&self.config().guest_cid.to_le_bytes(), offset, data);
     }
 
     /// Resets the device for a new driver: all connections end by [`CloseReason::DeviceReset`].
@@ -239,10 +201,10 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// As [`Self::process_tx`].
     pub fn process<M: GuestMemory>(
         &mut self,
-        rx: &mut Queue,
-        tx: &mut Queue,
+        rx: &mut ActiveQueue,
+        tx: &mut ActiveQueue,
         mem: &M,
-    ) -> Result<(Progress, Progress), VsockError> {
+    ) -> Result<(Progress, Progress), QueueError> {
         let mut tx_progress = self.process_tx(tx, mem)?;
         let was_blocked = self.muxer.blocked();
         let rx_progress = self.process_rx(rx, mem)?;
@@ -256,12 +218,13 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// [`Self::process_rx`]) or the embedder does not read events (then [`Progress::again`] is set).
     ///
     /// # Errors
-    /// [`VsockError::Queue`] or [`VsockError::Ring`] if the driver broke the queue.
-    pub fn process_tx<M: GuestMemory>(&mut self, queue: &mut Queue, mem: &M) -> Result<Progress, VsockError> {
+    /// If the driver broke the queue.
+    pub fn process_tx<M: GuestMemory>(
+        &mut self,
+        queue: &mut ActiveQueue,
+        mem: &M,
+    ) -> Result<Progress, QueueError> {
         let mut progress = Progress::default();
-        if !is_usable(queue, mem)? {
-            return Ok(progress);
-        }
         let mut used = false;
         let mut budget = queue.size();
         queue.disable_notification(mem)?;
@@ -274,7 +237,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
                 progress.again = true;
                 break;
             }
-            let Some(chain) = queue.iter(mem)?.next() else {
+            let Some(chain) = queue.next_chain(mem)? else {
                 if queue.enable_notification(mem)? {
                     queue.disable_notification(mem)?;
                     continue;
@@ -287,7 +250,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
             queue.add_used(mem, head, 0)?;
             used = true;
         }
-        progress.interrupt = used && queue.needs_notification(mem)?;
+        progress.interrupt = used && queue.needs_interrupt(mem)?;
         Ok(progress)
     }
 
@@ -309,11 +272,12 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     ///
     /// # Errors
     /// As [`Self::process_tx`].
-    pub fn process_rx<M: GuestMemory>(&mut self, queue: &mut Queue, mem: &M) -> Result<Progress, VsockError> {
+    pub fn process_rx<M: GuestMemory>(
+        &mut self,
+        queue: &mut ActiveQueue,
+        mem: &M,
+    ) -> Result<Progress, QueueError> {
         let mut progress = Progress::default();
-        if !is_usable(queue, mem)? {
-            return Ok(progress);
-        }
         let mut used = false;
         let mut budget = usize::from(queue.size());
         let mut buffers = Vec::with_capacity(GATHER_MAX);
@@ -342,7 +306,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
             used |= sent > 0;
             budget -= sent;
         }
-        progress.interrupt = used && queue.needs_notification(mem)?;
+        progress.interrupt = used && queue.needs_interrupt(mem)?;
         Ok(progress)
     }
 
@@ -350,17 +314,17 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// gives their number.
     fn gather<'m, M: GuestMemory>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut ActiveQueue,
         mem: &'m M,
         most: usize,
         buffers: &mut Vec<Buffer<'m, M>>,
-    ) -> Result<usize, VsockError> {
+    ) -> Result<usize, QueueError> {
         buffers.clear();
         self.rooms.clear();
         let wanted = self.muxer.wanted_room();
         let (mut room, mut unfit) = (0, 0);
         while buffers.len() + unfit < most && (buffers.is_empty() || room < wanted) {
-            let Some(chain) = queue.iter(mem)?.next() else {
+            let Some(chain) = queue.next_chain(mem)? else {
                 break;
             };
             let head = chain.head_index();
@@ -378,7 +342,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
                 }
                 // Used when its turn comes, so that going back stays possible.
                 _ => {
-                    queue.go_to_previous_position();
+                    queue.put_back();
                     break;
                 }
             }
@@ -389,10 +353,10 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// Fills gathered buffers and puts the others back; gives the number of filled ones.
     fn send<M: GuestMemory>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut ActiveQueue,
         mem: &M,
         buffers: &mut [Buffer<'_, M>],
-    ) -> Result<usize, VsockError> {
+    ) -> Result<usize, QueueError> {
         let mut payload = self.muxer.produce(&self.rooms, &mut self.headers);
         let sent = self.headers.len();
         for (header, (head, writer)) in self.headers.iter().zip(buffers.iter_mut()) {
@@ -405,7 +369,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
             queue.add_used(mem, *head, length)?;
         }
         for _ in sent..buffers.len() {
-            queue.go_to_previous_position();
+            queue.put_back();
         }
         Ok(sent)
     }
@@ -416,17 +380,17 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     /// As [`Self::process_tx`].
     pub fn process_event<M: GuestMemory>(
         &mut self,
-        queue: &mut Queue,
+        queue: &mut ActiveQueue,
         mem: &M,
-    ) -> Result<Progress, VsockError> {
+    ) -> Result<Progress, QueueError> {
         let mut progress = Progress::default();
-        if !self.event_due || !is_usable(queue, mem)? {
+        if !self.event_due {
             return Ok(progress);
         }
         let mut budget = queue.size();
         let mut used = false;
         while self.event_due && budget > 0 {
-            let Some(chain) = queue.iter(mem)?.next() else {
+            let Some(chain) = queue.next_chain(mem)? else {
                 if queue.enable_notification(mem)? {
                     budget -= 1;
                     continue;
@@ -446,7 +410,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
             queue.add_used(mem, head, length)?;
             used = true;
         }
-        progress.interrupt = used && queue.needs_notification(mem)?;
+        progress.interrupt = used && queue.needs_interrupt(mem)?;
         Ok(progress)
     }
 
@@ -472,16 +436,79 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     }
 }
 
-/// Whether the driver has set up the queue. With rings inside memory, taking a chain can only fail if
-/// there is none, so that no loop over chains can spin.
-fn is_usable<M: GuestMemory>(queue: &Queue, mem: &M) -> Result<bool, VsockError> {
-    if !queue.ready() {
-        return Ok(false);
+impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
+    /// Number of the queue of packets to the guest.
+    pub const RX_QUEUE: u16 = 0;
+    /// Number of the queue of packets from the guest.
+    pub const TX_QUEUE: u16 = 1;
+    /// Number of the event queue.
+    pub const EVENT_QUEUE: u16 = 2;
+
+    /// Handles both data queues, as far as the driver has set them up; see [`Self::process`].
+    ///
+    /// # Errors
+    /// If the driver broke a queue.
+    pub fn process_data<M: GuestMemory>(
+        &mut self,
+        queues: &mut ActiveQueues,
+        mem: &M,
+    ) -> Result<Progress, QueueError> {
+        match queues.pair_mut(Self::RX_QUEUE, Self::TX_QUEUE) {
+            (Some(rx), Some(tx)) => self.process(rx, tx, mem).map(|(rx, tx)| rx | tx),
+            (Some(rx), None) => self.process_rx(rx, mem),
+            (None, Some(tx)) => self.process_tx(tx, mem),
+            (None, None) => Ok(Progress::default()),
+        }
     }
-    if !queue.is_valid(mem) {
-        return Err(VsockError::Ring);
+}
+
+impl<M, S, C> VirtioDevice<M> for VsockDevice<S, C>
+where
+    M: GuestMemory,
+    S: HostSocket + Send,
+    C: Connector<S> + Send,
+{
+    fn device_type(&self) -> u32 {
+        Self::DEVICE_TYPE
     }
-    Ok(true)
+
+    fn queue_sizes(&self) -> &[u16] {
+        &Self::QUEUE_SIZES
+    }
+
+    fn features(&self) -> u64 {
+        Self::FEATURES
+    }
+
+    fn accept_features(&mut self, features: u64) -> Result<(), FeatureError> {
+        Self::accept_features(self, features)
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        Self::read_config(self, offset, data);
+    }
+
+    fn reset(&mut self) {
+        Self::reset(self);
+    }
+
+    /// One data queue is never handled alone: packets of the guest cause packets to it, and room for those
+    /// lets more of the others in.
+    fn process_queue(
+        &mut self,
+        index: u16,
+        queues: &mut ActiveQueues,
+        mem: &M,
+    ) -> Result<Progress, QueueError> {
+        match index {
+            Self::RX_QUEUE | Self::TX_QUEUE => self.process_data(queues, mem),
+            Self::EVENT_QUEUE => match queues.get_mut(Self::EVENT_QUEUE) {
+                Some(queue) => self.process_event(queue, mem),
+                None => Ok(Progress::default()),
+            },
+            _ => Ok(Progress::default()),
+        }
+    }
 }
 
 /// A receive buffer of the guest: head of its chain, and the chain.

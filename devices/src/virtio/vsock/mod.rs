@@ -12,11 +12,13 @@
 //! - [`event`]: what the device tells its embedder.
 //!
 //! # How an embedder drives it
+//! Behind a transport by [`crate::virtio::VirtioDevice`] and its `with_device`, or by hand:
+//!
 //! 1. The guest kicked the transmit queue: [`VsockDevice::process_tx`]. It kicked the receive
 //!    queue: [`VsockDevice::process_rx`]. Or both by [`VsockDevice::process`].
 //! 2. A host socket became ready: [`VsockDevice::host_ready`], then `process`.
 //! 3. After each of these: take [`Event`]s until there are none and change the poll set as they say;
-//!    interrupt the guest where a [`Progress`] says so.
+//!    interrupt the guest where a [`crate::virtio::Progress`] says so.
 //! 4. At [`VsockDevice::next_deadline`]: [`VsockDevice::expire`], then `process`.
 //!
 //! # Bounds
@@ -42,7 +44,7 @@ mod tests;
 
 use std::time::Duration;
 
-pub use device::{Progress, VsockDevice, VsockError};
+pub use device::{VsockDevice, VsockError};
 pub use event::{CloseReason, Event, Interest, Readiness, Token};
 pub use host::{Connector, HostSocket};
 pub use state::VsockState;

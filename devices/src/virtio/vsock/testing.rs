@@ -10,12 +10,12 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::sync::{Arc, Mutex};
 
-use virtio_queue::Queue;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::host::{Connector, HostSocket};
 use super::packet::{HEADER_LEN, Header, Op, TYPE_STREAM};
-use super::{HOST_CID, VsockDevice, VsockError};
+use super::{HOST_CID, VsockDevice};
+use crate::virtio::queue::{ActiveQueue, QueueError};
 use crate::virtio::testing::{DriverQueue, Segment, Used, cut};
 
 /// Address of the mock guest.
@@ -38,11 +38,11 @@ pub struct Guest {
     /// See `rx`.
     pub event: DriverQueue,
     /// The device's sides of the queues.
-    pub rx_queue: Queue,
+    pub rx_queue: ActiveQueue,
     /// See `rx_queue`.
-    pub tx_queue: Queue,
+    pub tx_queue: ActiveQueue,
     /// See `rx_queue`.
-    pub event_queue: Queue,
+    pub event_queue: ActiveQueue,
     next_tx: u64,
     next_rx: u64,
 }
@@ -160,7 +160,7 @@ impl Guest {
     pub fn run<S: HostSocket, C: Connector<S>>(
         &mut self,
         device: &mut VsockDevice<S, C>,
-    ) -> Result<(), VsockError> {
+    ) -> Result<(), QueueError> {
         loop {
             let (rx, tx) = device.process(&mut self.rx_queue, &mut self.tx_queue, &self.mem)?;
             if !rx.again && !tx.again {

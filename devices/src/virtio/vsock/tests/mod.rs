@@ -9,6 +9,7 @@ mod packet;
 mod queues;
 mod state;
 mod streams;
+mod transport;
 mod unix;
 
 use super::packet::{Header, Op};

@@ -1,7 +1,6 @@
 //! Headers, and packets in chains of every shape.
 
 use proptest::prelude::*;
-use virtio_queue::QueueOwnedT;
 use virtio_vsock::packet::{PKT_HEADER_SIZE, VsockPacket};
 
 use super::super::packet::{HEADER_LEN, Header, Op};
@@ -27,7 +26,7 @@ fn header_agrees_with_the_virtio_vsock_crate() {
     };
     let mut guest = Guest::new(false);
     guest.send(&header, b"hello", &[44]).unwrap();
-    let mut chain = guest.tx_queue.iter(&guest.mem).unwrap().next().unwrap();
+    let mut chain = guest.tx_queue.next_chain(&guest.mem).unwrap().unwrap();
     let packet = VsockPacket::from_tx_virtq_chain(&guest.mem, &mut chain, 65536).unwrap();
     assert_eq!(packet.src_cid(), header.src_cid);
     assert_eq!(packet.dst_cid(), header.dst_cid);

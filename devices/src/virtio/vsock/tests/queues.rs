@@ -4,6 +4,7 @@ use super::super::packet::Op;
 use super::super::testing::{Guest, MockConnector, from_guest};
 use super::super::{VsockConfig, VsockError};
 use super::{Device, data, device, events, open, received_ops};
+use crate::virtio::FeatureError;
 use crate::virtio::testing::Segment;
 
 const VERSION_1: u64 = 1 << 32;
@@ -13,11 +14,14 @@ const EVENT_IDX: u64 = 1 << 29;
 fn features_are_version_1_and_event_idx() {
     assert_eq!(Device::FEATURES, VERSION_1 | EVENT_IDX);
     let mut device = device();
-    device.ack_features(VERSION_1).unwrap();
-    device.ack_features(VERSION_1 | EVENT_IDX).unwrap();
+    device.accept_features(VERSION_1).unwrap();
+    device.accept_features(VERSION_1 | EVENT_IDX).unwrap();
     assert_eq!(device.acked_features(), VERSION_1 | EVENT_IDX);
     for bad in [0, EVENT_IDX, VERSION_1 | 1, VERSION_1 | 2, u64::MAX] {
-        assert!(matches!(device.ack_features(bad), Err(VsockError::Features { .. })));
+        assert!(matches!(
+            device.accept_features(bad),
+            Err(FeatureError::NotOffered { .. } | FeatureError::Legacy { .. })
+        ));
     }
     device.reset();
     assert_eq!(device.acked_features(), 0);

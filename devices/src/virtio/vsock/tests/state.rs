@@ -16,7 +16,7 @@ fn restore(state: VsockState) -> Result<Device, VsockError> {
 /// A device in the middle of several things.
 fn busy(guest: &mut Guest) -> (Device, Vec<MockSocket>) {
     let mut device = device();
-    device.ack_features(1 << 32).unwrap();
+    device.accept_features(1 << 32).unwrap();
     device.connector_mut().capacity = 100;
     let mut hosts = Vec::new();
     for port in [1000, 1001, 1002] {
