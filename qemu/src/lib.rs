@@ -19,7 +19,6 @@ mod accel;
 mod backend;
 mod binary;
 mod command;
-mod console;
 mod diagnosis;
 mod host_clock;
 mod machine;

@@ -23,10 +23,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 use crate::binary::Binary;
 use crate::command::{Engine, Inherited, arguments};
-use crate::console::{LastWords, Ring, Watch};
 use crate::diagnosis;
 use crate::process::{Killer, Output, Process};
 use crate::{process_setup, spawn};
+use hayfork_vmm::backend::console::{LastWords, Ring, Watch};
 
 /// How much of QEMU's own messages is kept, in bytes.
 const STDERR_BYTES: usize = 16 * 1024;

@@ -22,6 +22,7 @@
 //!   end has closed.
 
 mod channel;
+pub mod console;
 mod error;
 mod exit;
 mod spec;

@@ -2,4 +2,8 @@
 //! that can be used from one that only looks like it; its own hypervisor seam, machine and snapshots are to come.
 
 pub mod backend;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod boot;
 pub mod hypervisor;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod memory;

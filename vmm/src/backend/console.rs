@@ -9,19 +9,20 @@ use std::collections::VecDeque;
 const LINE: usize = 160;
 
 /// The newest bytes of an output.
-pub(crate) struct Ring {
+#[derive(Debug)]
+pub struct Ring {
     bytes: VecDeque<u8>,
     capacity: usize,
 }
 
 impl Ring {
     /// An empty ring that keeps `capacity` bytes. It takes memory only as it fills.
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub fn new(capacity: usize) -> Self {
         Self { bytes: VecDeque::new(), capacity }
     }
 
     /// Appends; the oldest bytes make room.
-    pub(crate) fn push(&mut self, new: &[u8]) {
+    pub fn push(&mut self, new: &[u8]) {
         let new = &new[new.len().saturating_sub(self.capacity)..];
         let excess = (self.bytes.len() + new.len()).saturating_sub(self.capacity);
         self.bytes.drain(..excess);
@@ -30,7 +31,7 @@ impl Ring {
 
     /// What is kept, as text that is safe to show: carriage returns are left out, other control characters but newline
     /// and tab are shown as U+FFFD, as is what is no UTF-8.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let (front, back) = self.bytes.as_slices();
         let bytes = [front, back].concat();
         String::from_utf8_lossy(&bytes)
@@ -43,24 +44,24 @@ impl Ring {
 
 /// What a kernel said before it went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct LastWords {
+pub struct LastWords {
     /// `Kernel panic - not syncing: …`
-    pub(crate) panic: bool,
+    pub panic: bool,
     /// `reboot: Power down` or `reboot: Restarting system`
-    pub(crate) reboot: bool,
+    pub reboot: bool,
 }
 
 /// Finds the kernel's last words in its output, however that is cut into pieces. They count at the beginning of a line
 /// only, behind the time stamp, so that a program's output that quotes them does not.
-#[derive(Default)]
-pub(crate) struct Watch {
+#[derive(Debug, Default)]
+pub struct Watch {
     line: Vec<u8>,
     heard: LastWords,
 }
 
 impl Watch {
     /// Looks at more output.
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             if byte == b'\n' {
                 let message = without_time_stamp(&self.line);
@@ -78,7 +79,7 @@ impl Watch {
     }
 
     /// What was heard so far.
-    pub(crate) fn heard(&self) -> LastWords {
+    pub fn heard(&self) -> LastWords {
         self.heard
     }
 }

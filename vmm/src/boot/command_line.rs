@@ -1,0 +1,67 @@
+//! The kernel's parameters that follow from the machine.
+//!
+//! | word | why |
+//! |---|---|
+//! | `console=ttyS0` | the serial port is there from the first message on |
+//! | `panic=-1 reboot=k` | a panic resets the machine at once, and a reset is asked for through the keyboard controller's port, which ends the machine (there is no ACPI to ask, and a triple fault would look like a crash) |
+//! | `noreplace-smp` | see the guest kernel's configuration |
+//! | `clocksource=kvm-clock` | where the host cannot offset the time stamp counter, a guest that reads it would see it jump over a snapshot |
+//! | `nokaslr no_timer_check` | kvm_pvm: the kernel stays where it was linked, and the timer's check counts interrupts that are late there |
+//! | `virtio_mmio.device=4K@ADDRESS:LINE` | one for each device, in order: there is no bus to look on |
+
+use std::fmt::Write as _;
+
+use crate::memory::layout;
+
+/// What the words depend on, apart from the machine itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Platform {
+    /// The host cannot offset the guest's time stamp counter.
+    pub fixed_tsc: bool,
+    /// kvm_pvm, with the kernel that is made for it.
+    pub pvm: bool,
+}
+
+/// The whole line: ours, then the devices, then `spec`, which so has the last word.
+pub fn build(platform: Platform, devices: usize, spec: &str) -> String {
+    let mut line = String::from("console=ttyS0 panic=-1 reboot=k noreplace-smp");
+    if platform.fixed_tsc {
+        line.push_str(" clocksource=kvm-clock");
+    }
+    if platform.pvm {
+        line.push_str(" nokaslr no_timer_check");
+    }
+    for index in 0..devices {
+        let (address, number) = (layout::device_address(index).0, layout::device_line(index));
+        // Writing to a String cannot fail.
+        let _ = write!(line, " virtio_mmio.device=4K@{address:#x}:{number}");
+    }
+    if !spec.is_empty() {
+        line.push(' ');
+        line.push_str(spec);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_line() {
+        assert_eq!(
+            build(Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
+            "console=ttyS0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
+             virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024"
+        );
+        let pvm = build(Platform { fixed_tsc: true, pvm: true }, 0, "");
+        assert!(pvm.ends_with("noreplace-smp clocksource=kvm-clock nokaslr no_timer_check"), "{pvm}");
+    }
+
+    #[test]
+    fn it_fits_with_every_device_and_the_longest_addition() {
+        let spec = "x".repeat(crate::backend::MAX_COMMAND_LINE);
+        let line = build(Platform { fixed_tsc: true, pvm: true }, 6, &spec);
+        assert!(line.len() < layout::COMMAND_LINE_SIZE, "{}", line.len());
+    }
+}

@@ -1,0 +1,29 @@
+//! Guest memory: where it lies in the guest's address space, and the host mappings behind it.
+//!
+//! RAM is private anonymous memory that the host allocates page by page as the guest touches it. Files that every guest
+//! starts with (kernel, initramfs) are not copied into it: a process reads each of them once into a [`SealedImage`], and a
+//! guest gets private mappings of that in place of its own pages ([`GuestRam::overlay`]). What a guest only reads is in
+//! memory once for all guests; what it writes becomes its own page.
+//!
+//! ```text
+//!  file ── read once ──► sealed memfd ──┬── MAP_PRIVATE ──► guest 1 RAM  [ anonymous | kernel | anonymous | initramfs ]
+//!                                       └── MAP_PRIVATE ──► guest 2 RAM  [ anonymous | kernel | anonymous | initramfs ]
+//! ```
+//!
+//! No file is mapped itself: whoever truncated it would end this process by SIGBUS, and whoever changed it would change
+//! guests that run.
+
+mod image;
+pub mod layout;
+mod ram;
+mod unsafe_map;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use image::writable_memory;
+pub use image::{ImageError, SealedImage};
+pub use ram::{GuestRam, MemoryError, RamSlot};
+
+/// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.
+pub const PAGE: u64 = 4096;

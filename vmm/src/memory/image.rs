@@ -1,0 +1,104 @@
+//! A file's content in sealed memory, from which guests are made.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fstat, ftruncate, memfd_create, seek};
+use rustix::io::Errno;
+
+use super::PAGE;
+
+/// What can go wrong while an image is made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// A system call failed.
+    #[error("{what}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+pub(super) fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> ImageError {
+    move |error| ImageError::Io { what, source: error.into() }
+}
+
+/// Bytes that nobody can change any more, page by page at offsets that are guest addresses or multiples of a page. Pages
+/// that were never written are holes: they cost nothing and are not mapped into guests.
+#[derive(Debug)]
+pub struct SealedImage {
+    memory: OwnedFd,
+    len: u64,
+    /// Where there is content, in whole pages.
+    extents: Vec<Range<u64>>,
+}
+
+impl SealedImage {
+    /// A copy of a whole file, at offset 0.
+    ///
+    /// # Errors
+    /// The file cannot be read, or there is no memory or descriptor left.
+    pub fn of_file(name: &str, file: &File) -> Result<Self, ImageError> {
+        let memory = File::from(writable_memory(name)?);
+        io::copy(&mut &*file, &mut &memory).map_err(failed("copying the file into memory"))?;
+        Self::seal(memory.into())
+    }
+
+    /// Takes memory that [`writable_memory`] made, as it is now.
+    pub(crate) fn seal(memory: OwnedFd) -> Result<Self, ImageError> {
+        let len = fstat(&memory).map_err(failed("asking for the image's size"))?.st_size.cast_unsigned();
+        // Whole pages, so that no mapping reaches beyond the end.
+        let len = len.next_multiple_of(PAGE);
+        ftruncate(&memory, len).map_err(failed("rounding the image up"))?;
+        fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(failed("sealing the image"))?;
+        let extents = extents(memory.as_fd()).map_err(failed("looking for the image's content"))?;
+        Ok(Self { memory, len, extents })
+    }
+
+    /// Bytes, in whole pages, holes included.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.extents.is_empty()
+    }
+
+    /// Where there is content, in whole pages.
+    pub fn extents(&self) -> &[Range<u64>] {
+        &self.extents
+    }
+
+    /// The memory, to be mapped.
+    pub(super) fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
+    }
+}
+
+/// Memory without a name in a file system that can be sealed later.
+pub(crate) fn writable_memory(name: &str) -> Result<OwnedFd, ImageError> {
+    memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(failed("making memory for an image"))
+}
+
+fn extents(memory: BorrowedFd<'_>) -> rustix::io::Result<Vec<Range<u64>>> {
+    let mut all = Vec::new();
+    let mut at = 0;
+    loop {
+        let start = match seek(memory, SeekFrom::Data(at)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(all), // only a hole from here on
+            Err(errno) => return Err(errno),
+        };
+        at = seek(memory, SeekFrom::Hole(start))?;
+        all.push(start..at.next_multiple_of(PAGE));
+    }
+}

@@ -1,0 +1,116 @@
+//! The RAM of one guest.
+
+use std::io;
+
+use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::image::SealedImage;
+use super::{PAGE, layout, unsafe_map};
+
+/// What can go wrong with guest memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The host has no memory or no address space for it.
+    #[error("{bytes} bytes of guest memory could not be mapped")]
+    Map {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// An image does not fit where it should go.
+    #[error("{bytes} bytes at {address:#x} are outside of the guest's memory")]
+    Outside {
+        /// Guest address.
+        address: u64,
+        /// Bytes.
+        bytes: u64,
+    },
+    /// An image at an address that is no multiple of a page.
+    #[error("guest address {0:#x} is no multiple of the page size")]
+    Unaligned(u64),
+}
+
+/// One memory slot: a part of RAM that lies in one piece in both address spaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RamSlot {
+    /// Guest address.
+    pub guest: u64,
+    /// Host address.
+    pub host: *mut u8,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// The RAM of one guest. Clones of [`GuestRam::memory`] keep the mappings alive.
+#[derive(Debug)]
+pub struct GuestRam {
+    memory: GuestMemoryMmap,
+}
+
+impl GuestRam {
+    /// Reserves `bytes` (a multiple of a page) of zeroed RAM. The host allocates pages as they are touched. A child made by
+    /// fork does not get them.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub fn new(bytes: u64) -> Result<Self, MemoryError> {
+        let memory = unsafe_map::anonymous(&layout::ram_parts(bytes))
+            .map_err(|source| MemoryError::Map { bytes, source })?;
+        Ok(Self { memory })
+    }
+
+    /// Puts private mappings of the image's content at `at` + its offsets. Must come before anybody else has
+    /// [`GuestRam::memory`], since the pages change under it.
+    ///
+    /// # Errors
+    /// [`MemoryError::Outside`], [`MemoryError::Unaligned`], [`MemoryError::Map`]; the RAM is as before then, but for extents
+    /// that were mapped already.
+    pub fn overlay(&mut self, at: GuestAddress, image: &SealedImage) -> Result<(), MemoryError> {
+        if !at.0.is_multiple_of(PAGE) {
+            return Err(MemoryError::Unaligned(at.0));
+        }
+        for extent in image.extents() {
+            let bytes = extent.end - extent.start;
+            let outside = || MemoryError::Outside { address: at.0.saturating_add(extent.start), bytes };
+            let guest = at.checked_add(extent.start).ok_or_else(outside)?;
+            let region = self.memory.find_region(guest).ok_or_else(outside)?;
+            if region.len() - (guest.0 - region.start_addr().0) < bytes {
+                return Err(outside());
+            }
+            unsafe_map::overlay(region, guest, image.memory(), extent.clone())
+                .map_err(|source| MemoryError::Map { bytes, source })?;
+        }
+        Ok(())
+    }
+
+    /// The memory for those who read and write it, by guest address. Cheap to clone.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// What the hypervisor is to map.
+    pub fn slots(&self) -> Vec<RamSlot> {
+        self.memory
+            .iter()
+            .map(|region| RamSlot { guest: region.start_addr().0, host: region.as_ptr(), size: region.len() })
+            .collect()
+    }
+
+    /// Bytes of RAM.
+    pub fn len(&self) -> u64 {
+        self.memory.iter().map(GuestMemoryRegion::len).sum()
+    }
+
+    /// Never: there is no guest without memory.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The end of RAM below the device gap.
+    pub fn low_end(&self) -> GuestAddress {
+        GuestAddress(self.len().min(layout::DEVICE_GAP.0))
+    }
+}

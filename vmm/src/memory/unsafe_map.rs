@@ -1,0 +1,70 @@
+//! The calls that map guest memory.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
+
+/// Maps zeroed private memory, one region for each part.
+pub(super) fn anonymous(parts: &[(GuestAddress, u64)]) -> io::Result<GuestMemoryMmap> {
+    let mut regions = Vec::with_capacity(parts.len());
+    for &(address, bytes) in parts {
+        let size = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let region = MmapRegionBuilder::new(size)
+            .with_mmap_prot(READ_WRITE)
+            .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+            .build()
+            .map_err(io::Error::other)?;
+        // SAFETY: The range is that of the mapping just made, which nobody else knows yet. The advice concerns children
+        // of a later fork only.
+        let done = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTFORK) };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let region = GuestRegionMmap::new(region, address)
+            .ok_or_else(|| io::Error::other("a region beyond the end of the address space"))?;
+        regions.push(region);
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(io::Error::other)
+}
+
+/// Replaces a part of a region by a private mapping of `extent` of `image`.
+///
+/// The caller has checked that the extent lies in the region and starts at a page, and that nobody else uses the region yet.
+pub(super) fn overlay(
+    region: &GuestRegionMmap,
+    at: GuestAddress,
+    image: BorrowedFd<'_>,
+    extent: Range<u64>,
+) -> io::Result<()> {
+    let too_large = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let offset = usize::try_from(at.0 - region.start_addr().0).map_err(too_large)?;
+    let size = usize::try_from(extent.end - extent.start).map_err(too_large)?;
+    let file_offset = libc::off_t::try_from(extent.start).map_err(too_large)?;
+    assert!(offset.checked_add(size).is_some_and(|end| end as u64 <= region.len()), "checked by the caller");
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: The range lies inside the region's own mapping, so nothing else can be replaced; nobody uses it yet. The
+    // memory file is sealed against writing, shrinking and growing, so the pages stay valid and as they are.
+    unsafe {
+        let target = region.as_ptr().add(offset).cast();
+        let mapped = libc::mmap(target, size, READ_WRITE, flags, image.as_raw_fd(), file_offset);
+        if mapped == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // The kernel may have taken away what was there. A hole in which some other mapping of this process came to
+            // lie would be open to the guest, so it is closed or the process ends.
+            let flags = flags | libc::MAP_ANONYMOUS;
+            if libc::mmap(target, size, READ_WRITE, flags, -1, 0) == libc::MAP_FAILED {
+                std::process::abort();
+            }
+            return Err(error);
+        }
+        if libc::madvise(target, size, libc::MADV_DONTFORK) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
