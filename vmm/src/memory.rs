@@ -23,7 +23,7 @@ mod tests;
 
 pub(crate) use image::writable_memory;
 pub use image::{ImageError, SealedImage};
-pub use ram::{GuestRam, MemoryError, RamSlot};
+pub use ram::{GuestRam, MemoryError};
 
 /// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.
 pub const PAGE: u64 = 4096;

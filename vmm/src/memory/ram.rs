@@ -1,8 +1,11 @@
 //! The RAM of one guest.
 
 use std::io;
+use std::sync::Arc;
 
-use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vm_memory::{
+    Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 use super::image::SealedImage;
 use super::{PAGE, layout, unsafe_map};
@@ -33,21 +36,11 @@ pub enum MemoryError {
     Unaligned(u64),
 }
 
-/// One memory slot: a part of RAM that lies in one piece in both address spaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RamSlot {
-    /// Guest address.
-    pub guest: u64,
-    /// Host address.
-    pub host: *mut u8,
-    /// Bytes.
-    pub size: u64,
-}
-
 /// The RAM of one guest. Clones of [`GuestRam::memory`] keep the mappings alive.
 #[derive(Debug)]
 pub struct GuestRam {
     memory: GuestMemoryMmap,
+    regions: Vec<Arc<GuestRegionMmap>>,
 }
 
 impl GuestRam {
@@ -57,9 +50,11 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
-        let memory = unsafe_map::anonymous(&layout::ram_parts(bytes))
-            .map_err(|source| MemoryError::Map { bytes, source })?;
-        Ok(Self { memory })
+        let failed = |source| MemoryError::Map { bytes, source };
+        let regions = unsafe_map::anonymous(&layout::ram_parts(bytes)).map_err(failed)?;
+        let memory = GuestMemoryMmap::from_arc_regions(regions.clone())
+            .map_err(|error| failed(io::Error::other(error)))?;
+        Ok(Self { memory, regions })
     }
 
     /// Puts private mappings of the image's content at `at` + its offsets. Must come before anybody else has
@@ -91,12 +86,9 @@ impl GuestRam {
         &self.memory
     }
 
-    /// What the hypervisor is to map.
-    pub fn slots(&self) -> Vec<RamSlot> {
-        self.memory
-            .iter()
-            .map(|region| RamSlot { guest: region.start_addr().0, host: region.as_ptr(), size: region.len() })
-            .collect()
+    /// What the hypervisor is to map, one memory slot for each.
+    pub fn regions(&self) -> &[Arc<GuestRegionMmap>] {
+        &self.regions
     }
 
     /// Bytes of RAM.

@@ -2,7 +2,7 @@
 
 use std::io::{Seek, Write};
 
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryRegion};
 
 use super::*;
 
@@ -21,9 +21,9 @@ fn memory_below_and_above_the_gap() {
     assert_eq!(layout::ram_parts(5 * gib), [(GuestAddress(0), 3 * gib), (GuestAddress(4 * gib), 2 * gib)]);
     let ram = GuestRam::new(4 * gib).unwrap();
     assert_eq!((ram.len(), ram.low_end()), (4 * gib, GuestAddress(3 * gib)));
-    let slots = ram.slots();
-    assert_eq!(slots.len(), 2);
-    assert_eq!((slots[1].guest, slots[1].size), (4 * gib, gib));
+    let regions = ram.regions();
+    assert_eq!(regions.len(), 2);
+    assert_eq!((regions[1].start_addr().0, regions[1].len()), (4 * gib, gib));
     let edge = GuestAddress(3 * gib - 1);
     assert!(ram.memory().write_obj(1u8, edge).is_ok());
     assert!(ram.memory().write_obj(1u16, edge).is_err(), "nothing reaches into the gap");

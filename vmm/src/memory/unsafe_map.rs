@@ -3,14 +3,15 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{GuestAddress, GuestMemoryRegion, GuestRegionMmap};
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Maps zeroed private memory, one region for each part.
-pub(super) fn anonymous(parts: &[(GuestAddress, u64)]) -> io::Result<GuestMemoryMmap> {
+pub(super) fn anonymous(parts: &[(GuestAddress, u64)]) -> io::Result<Vec<Arc<GuestRegionMmap>>> {
     let mut regions = Vec::with_capacity(parts.len());
     for &(address, bytes) in parts {
         let size = usize::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -27,9 +28,9 @@ pub(super) fn anonymous(parts: &[(GuestAddress, u64)]) -> io::Result<GuestMemory
         }
         let region = GuestRegionMmap::new(region, address)
             .ok_or_else(|| io::Error::other("a region beyond the end of the address space"))?;
-        regions.push(region);
+        regions.push(Arc::new(region));
     }
-    GuestMemoryMmap::from_regions(regions).map_err(io::Error::other)
+    Ok(regions)
 }
 
 /// Replaces a part of a region by a private mapping of `extent` of `image`.
