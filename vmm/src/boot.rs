@@ -15,7 +15,7 @@
 //! | [`command_line`] | the kernel's parameters |
 
 pub mod command_line;
-#[cfg(any())]
+pub mod cpuid;
 pub mod entry;
 pub mod kernel;
 pub mod mptable;

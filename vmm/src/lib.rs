@@ -7,3 +7,5 @@ pub mod boot;
 pub mod hypervisor;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod memory;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod device_loop;

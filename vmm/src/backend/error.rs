@@ -104,6 +104,23 @@ pub enum BackendError {
         /// The newest console output of the guest.
         console_tail: String,
     },
+    /// The guest, or what runs it in this process, came to a point from which it cannot go on.
+    #[error("the virtual machine crashed: {detail}{}", tail(console_tail))]
+    Crashed {
+        /// What happened, with the address of the guest's instruction.
+        detail: String,
+        /// The newest console output of the guest.
+        console_tail: String,
+    },
+    /// The hypervisor refused a call that machines are made with.
+    #[error("the hypervisor refused: {0}")]
+    Hypervisor(#[from] crate::hypervisor::HypervisorError),
+    /// A guest's memory or boot parameters could not be set up.
+    #[error("the guest could not be prepared: {detail}")]
+    Prepare {
+        /// What does not fit or could not be had.
+        detail: String,
+    },
     /// The machine was killed by its owner.
     #[error("the virtual machine was killed")]
     Killed,
@@ -136,6 +153,9 @@ impl BackendError {
             Self::BootTimeout { .. } => "boot_timeout",
             Self::PoweredOff { .. } => "guest_powered_off",
             Self::Exited { .. } => "vm_exited",
+            Self::Crashed { .. } => "vm_crashed",
+            Self::Hypervisor(_) => "hypervisor_refused",
+            Self::Prepare { .. } => "vm_prepare_failed",
             Self::Killed => "vm_killed",
             Self::StuckProcess { .. } => "vm_stuck",
             Self::ForkedProcess => "forked_process",
@@ -179,6 +199,13 @@ impl BackendError {
             Self::Exited { .. } => {
                 "Read the error output; after signal 9 look into the host's kernel log for the out-of-memory killer."
             }
+            Self::Crashed { .. } => {
+                "Start a new machine. If it happens again with the same code, please report it with this message and the output of hayfork doctor."
+            }
+            Self::Hypervisor(_) => {
+                "Look at the cause; hayfork doctor shows what this host's hypervisor can do. backend=\"qemu\" works without it."
+            }
+            Self::Prepare { .. } => "Look at the cause: usually too little memory for the guest, or a limit of this user (ulimit -a).",
             Self::Killed => "Start a new machine.",
             Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",
             Self::ForkedProcess => {

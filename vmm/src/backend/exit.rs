@@ -12,8 +12,8 @@ pub enum ExitKind {
     Panic,
     /// The host killed it: [`kill`](super::Machine::kill) or drop.
     Killed,
-    /// The process that ran it ended by itself: an error of the hypervisor, or a signal from elsewhere (the host's
-    /// out-of-memory killer, for one).
+    /// It did not end by itself: an error of the hypervisor, a guest that no processor can go on with, or a signal from
+    /// elsewhere to the process that ran it (the host's out-of-memory killer, for one).
     Crashed,
 }
 
@@ -26,6 +26,8 @@ pub enum ProcessStatus {
     Signal(i32),
     /// Unknown: other code of this program collected the status first, for example by `waitpid(-1)`, or SIGCHLD is ignored.
     Unknown,
+    /// There was none: the guest ran in this process.
+    None,
 }
 
 impl std::fmt::Display for ProcessStatus {
@@ -34,6 +36,7 @@ impl std::fmt::Display for ProcessStatus {
             Self::Code(code) => write!(f, "exit code {code}"),
             Self::Signal(signal) => write!(f, "signal {signal}"),
             Self::Unknown => f.write_str("an unknown status"),
+            Self::None => f.write_str("no process of its own"),
         }
     }
 }
@@ -47,7 +50,7 @@ pub struct ExitReport {
     pub status: ProcessStatus,
     /// The newest console output of the guest.
     pub console_tail: String,
-    /// The newest error output of the hypervisor.
+    /// The newest error output of the hypervisor, or what it said of the crash.
     pub stderr_tail: String,
 }
 
@@ -58,6 +61,9 @@ impl ExitReport {
             ExitKind::Panic => BackendError::KernelPanic { console_tail: self.console_tail },
             ExitKind::PowerOff => BackendError::PoweredOff { console_tail: self.console_tail },
             ExitKind::Killed => BackendError::Killed,
+            ExitKind::Crashed if self.status == ProcessStatus::None => {
+                BackendError::Crashed { detail: self.stderr_tail, console_tail: self.console_tail }
+            }
             ExitKind::Crashed => BackendError::Exited {
                 status: self.status,
                 stderr_tail: self.stderr_tail,

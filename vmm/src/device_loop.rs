@@ -1,0 +1,115 @@
+//! The thread that serves a machine's devices.
+//!
+//! ```text
+//!  guest writes QueueNotify ──► doorbell (eventfd) ──┐
+//!  host socket is ready ────────────────────────────►│ epoll ──► subscriber ──► device ──► interrupt line
+//!  timer ───────────────────────────────────────────►│ (one thread for each machine)
+//! ```
+//! [`event_manager`] does the waiting and hands each descriptor's events to the [subscriber](MutEventSubscriber) that asked
+//! for them. A subscriber handles a bounded amount of work and rings its own bell when something is left, so that no device
+//! starves another. The thread is none of an async runtime's: guests must not be able to hold up the host program's tasks.
+//!
+//! Devices are behind locks of their own ([`MmioDevice`](hayfork_devices::virtio::transport::mmio::MmioDevice)), which this
+//! thread holds while it serves one, and vCPU threads for the length of a register access. Nobody holds one across a guest's
+//! execution.
+
+mod doorbells;
+mod vsock;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
+use rustix::event::{EventfdFlags, eventfd};
+
+pub use doorbells::{DoorbellSubscriber, ring};
+pub use vsock::{AGENT_PORT, VsockSubscriber};
+
+/// The stack of the thread, in bytes.
+const STACK: usize = 256 * 1024;
+
+/// Something that is served by the loop.
+pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
+
+/// The running thread. Dropping it stops it and waits until it is gone.
+#[derive(Debug)]
+pub struct DeviceLoop {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Stop {
+    wanted: AtomicBool,
+    bell: OwnedFd,
+}
+
+/// Makes the loop look at its flag.
+struct StopSubscriber(Arc<Stop>);
+
+impl MutEventSubscriber for StopSubscriber {
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {}
+
+    fn init(&mut self, ops: &mut EventOps) {
+        add(ops, &self.0.bell, 0, EventSet::IN);
+    }
+}
+
+impl DeviceLoop {
+    /// Starts a thread that serves `subscribers`. `prepare` runs first in it, to set its signal mask.
+    ///
+    /// # Errors
+    /// There is no descriptor, memory or thread left.
+    pub fn start(
+        subscribers: Vec<Subscriber>,
+        prepare: impl FnOnce() + Send + 'static,
+    ) -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let stop = Arc::new(Stop { wanted: AtomicBool::new(false), bell });
+        let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;
+        manager.add_subscriber(Box::new(StopSubscriber(Arc::clone(&stop))));
+        for subscriber in subscribers {
+            manager.add_subscriber(subscriber);
+        }
+        let watched = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("hayfork-devices".into()).stack_size(STACK).spawn(
+            move || {
+                prepare();
+                while !watched.wanted.load(Ordering::SeqCst) {
+                    if let Err(error) = manager.run() {
+                        // Only a lack of kernel memory gets here. Waiting makes room.
+                        tracing::warn!(%error, "waiting for device events");
+                        std::thread::sleep(std::time::Duration::from_millis(10));
+                    }
+                }
+            },
+        )?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Stops the thread and waits until it is gone, and its subscribers with it.
+    pub fn stop(&mut self) {
+        self.stop.wanted.store(true, Ordering::SeqCst);
+        ring(self.stop.bell.as_fd());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for DeviceLoop {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Adds a descriptor. Fails only for want of kernel memory, or if the descriptor is there already.
+fn add(ops: &mut EventOps, descriptor: &impl AsRawFd, data: u32, events: EventSet) {
+    if let Err(error) = ops.add(Events::with_data(descriptor, data, events)) {
+        tracing::error!(%error, "a device's descriptor cannot be watched");
+    }
+}
