@@ -26,7 +26,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use doorbells::{DoorbellSubscriber, ring};
-pub use vsock::{AGENT_PORT, VsockSubscriber};
+pub use vsock::{AGENT_PORT, Vsock, VsockSubscriber};
 
 /// The stack of the thread, in bytes.
 const STACK: usize = 256 * 1024;
@@ -63,10 +63,7 @@ impl DeviceLoop {
     ///
     /// # Errors
     /// There is no descriptor, memory or thread left.
-    pub fn start(
-        subscribers: Vec<Subscriber>,
-        prepare: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Self> {
+    pub fn start(subscribers: Vec<Subscriber>, prepare: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stop = Arc::new(Stop { wanted: AtomicBool::new(false), bell });
         let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;

@@ -4,8 +4,8 @@
 pub mod backend;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod boot;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod device_loop;
 pub mod hypervisor;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod memory;
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-pub mod device_loop;

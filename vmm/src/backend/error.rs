@@ -205,7 +205,9 @@ impl BackendError {
             Self::Hypervisor(_) => {
                 "Look at the cause; hayfork doctor shows what this host's hypervisor can do. backend=\"qemu\" works without it."
             }
-            Self::Prepare { .. } => "Look at the cause: usually too little memory for the guest, or a limit of this user (ulimit -a).",
+            Self::Prepare { .. } => {
+                "Look at the cause: usually too little memory for the guest, or a limit of this user (ulimit -a)."
+            }
             Self::Killed => "Start a new machine.",
             Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",
             Self::ForkedProcess => {

@@ -71,7 +71,8 @@ pub fn leaves(supported: &[CpuidEntry], index: u8, processors: Processors) -> Ve
                 entry.ebx = entry.ebx & 0xffff | u32::from(count) << 16 | id << 24;
                 entry.ecx = entry.ecx & !LEAF_1_ECX_OFF | HYPERVISOR;
                 entry.edx &= !(1 << 21); // debug store
-                entry.edx = if count > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
+                entry.edx =
+                    if count > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
             }
             4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
                 let level = entry.eax >> 5 & 7;
@@ -164,7 +165,11 @@ mod tests {
                     assert!(1 << shift >= cores && (shift == 0 || 1 << (shift - 1) < cores));
                 }
                 assert_eq!(get(&all, 4, 0)[0] >> 14 & 0xfff, 0, "a first-level cache of its own");
-                assert_eq!(get(&all, 4, 3)[0] >> 14 & 0xfff, u32::from(count) - 1, "the third level is shared");
+                assert_eq!(
+                    get(&all, 4, 3)[0] >> 14 & 0xfff,
+                    u32::from(count) - 1,
+                    "the third level is shared"
+                );
             }
         }
     }

@@ -164,7 +164,8 @@ impl VsockSubscriber {
     fn poll(&mut self, token: Token, wanted: Option<EventSet>, ops: &mut EventOps) {
         let result = match (self.polled.get(&token).copied(), wanted) {
             (None, Some(wanted)) => {
-                let Some(fd) = self.device.device(|device| device.socket(token).map(AsRawFd::as_raw_fd)) else {
+                let Some(fd) = self.device.device(|device| device.socket(token).map(AsRawFd::as_raw_fd))
+                else {
                     return;
                 };
                 self.polled.insert(token, fd);
