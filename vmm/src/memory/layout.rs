@@ -1,7 +1,7 @@
 //! Guest physical addresses on x86-64.
 //!
 //! ```text
-//!  0x0000_0000  real-mode leftovers                 0x0500  GDT, 0x0520 IDT            (boot)
+//!  0x0000_0000  real-mode leftovers                 0x0500  GDT, 0x0540 IDT            (boot)
 //!                                                   0x7000  boot parameters ("zero page")
 //!                                                   0x9000  page tables for the entry
 //!                                                   0x2_0000 kernel command line
@@ -18,7 +18,7 @@ use vm_memory::GuestAddress;
 /// Where the entry's descriptor table lies.
 pub const GDT: GuestAddress = GuestAddress(0x500);
 /// An empty interrupt descriptor table.
-pub const IDT: GuestAddress = GuestAddress(0x520);
+pub const IDT: GuestAddress = GuestAddress(0x540);
 /// `struct boot_params` (Linux, Documentation/arch/x86/zero-page.rst).
 pub const ZERO_PAGE: GuestAddress = GuestAddress(0x7000);
 /// The entry's stack grows down from here. The kernel brings its own at once.
