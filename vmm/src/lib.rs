@@ -9,3 +9,5 @@ pub mod device_loop;
 pub mod hypervisor;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod memory;
+pub mod threads;
+pub mod vcpu;

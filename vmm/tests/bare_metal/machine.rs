@@ -8,12 +8,15 @@
 //!                0x3_0000  data
 //! ```
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hayfork_vmm::hypervisor::kvm::{KvmHypervisor, KvmVcpu, KvmVm};
 use hayfork_vmm::hypervisor::probe::{Verdict, probe};
-use hayfork_vmm::hypervisor::x86_64::{Registers, Segment, SystemRegisters, X86Hypervisor, X86Vcpu};
-use hayfork_vmm::hypervisor::{Hypervisor, MappedRegion, Vm};
+use hayfork_vmm::hypervisor::x86_64::{MpState, Registers, Segment, SystemRegisters, X86Hypervisor, X86Vcpu};
+use hayfork_vmm::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
+use hayfork_vmm::vcpu::{End, Exits, Flow, StopCause, VcpuThreads};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 /// Bytes of guest memory, from address 0.
@@ -89,16 +92,43 @@ impl Machine {
 
     /// Puts a virtual CPU into 64-bit mode at [`CODE`].
     pub(crate) fn prepare(&self, vcpu: &mut KvmVcpu) {
-        vcpu.set_cpuid(self.hypervisor.supported_cpuid()).unwrap();
-        let system = vcpu.system_registers().unwrap();
-        vcpu.set_system_registers(&long_mode(&system)).unwrap();
-        let registers = Registers { rip: CODE, rsp: STACK, rflags: 2, ..Registers::default() };
-        vcpu.set_registers(&registers).unwrap();
+        prepare(&self.hypervisor, vcpu).unwrap();
+    }
+
+    /// Virtual CPUs on threads, parked, each about to execute at [`CODE`].
+    pub(crate) fn threads<E: Exits>(&self, count: u8, exits: &Arc<E>) -> VcpuThreads<KvmVm> {
+        let hypervisor = Arc::clone(&self.hypervisor);
+        VcpuThreads::create(&self.vm, count, exits, move |_, vcpu| prepare(&hypervisor, vcpu)).unwrap()
     }
 
     /// A word of guest memory.
     pub(crate) fn word(&self, at: u64) -> u64 {
         self.memory.read_obj(GuestAddress(at)).unwrap()
+    }
+}
+
+/// Puts a virtual CPU into 64-bit mode at [`CODE`], whatever it was before.
+pub(crate) fn prepare(hypervisor: &KvmHypervisor, vcpu: &mut KvmVcpu) -> Result<(), HypervisorError> {
+    vcpu.set_cpuid(hypervisor.supported_cpuid())?;
+    let system = vcpu.system_registers()?;
+    vcpu.set_system_registers(&long_mode(&system))?;
+    vcpu.set_registers(&Registers { rip: CODE, rsp: STACK, rflags: 2, ..Registers::default() })?;
+    // All but the first wait for a start, where there is an interrupt chip.
+    vcpu.set_mp_state(MpState::Runnable)
+}
+
+/// Waits for the end of a machine, and fails if that takes long.
+pub(crate) fn wait_for_end(threads: &VcpuThreads<KvmVm>) -> &End {
+    wait_until("the end", || threads.end().is_some());
+    threads.end().unwrap()
+}
+
+/// Waits for something, and fails if that takes long: 10 seconds, since machines are busy and guests interpreted.
+pub(crate) fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -128,5 +158,75 @@ pub(crate) fn long_mode(system: &SystemRegisters) -> SystemRegisters {
         cr4: 0x20,   // PAE
         efer: 0x500, // LMA, LME
         ..*system
+    }
+}
+
+/// An access of the guest, as the threads' tests note it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read(u64, usize),
+    Write(u64, Vec<u8>),
+    In(u16, usize),
+    Out(u16, Vec<u8>),
+}
+
+/// One register of memory at 0x1000_0000, and all ports; notes the accesses up to a limit. 0xfe to port 0x64 is a reset,
+/// a byte to port 0xf4 the end of a test.
+#[derive(Default)]
+pub(crate) struct Recorder {
+    pub(crate) accesses: Mutex<Vec<Access>>,
+    pub(crate) register: AtomicU32,
+}
+
+/// Most accesses that are noted.
+const NOTED: usize = 10_000;
+
+impl Recorder {
+    fn note(&self, access: Access) {
+        let mut accesses = self.accesses.lock().unwrap();
+        if accesses.len() < NOTED {
+            accesses.push(access);
+        }
+    }
+
+    pub(crate) fn accesses(&self) -> Vec<Access> {
+        self.accesses.lock().unwrap().clone()
+    }
+}
+
+/// Where [`Recorder`] has its register.
+pub(crate) const REGISTER: u64 = 0x1000_0000;
+
+impl Exits for Recorder {
+    fn mmio_read(&self, addr: u64, data: &mut [u8]) -> Flow {
+        self.note(Access::Read(addr, data.len()));
+        data.fill(0xff);
+        if addr == REGISTER && data.len() == 4 {
+            data.copy_from_slice(&self.register.load(Ordering::SeqCst).to_le_bytes());
+        }
+        Flow::Continue(())
+    }
+
+    fn mmio_write(&self, addr: u64, data: &[u8]) -> Flow {
+        self.note(Access::Write(addr, data.to_vec()));
+        if let (REGISTER, Ok(bytes)) = (addr, data.try_into()) {
+            self.register.store(u32::from_le_bytes(bytes), Ordering::SeqCst);
+        }
+        Flow::Continue(())
+    }
+
+    fn port_in(&self, port: u16, data: &mut [u8]) -> Flow {
+        self.note(Access::In(port, data.len()));
+        data.fill(0xff);
+        Flow::Continue(())
+    }
+
+    fn port_out(&self, port: u16, data: &[u8]) -> Flow {
+        self.note(Access::Out(port, data.to_vec()));
+        match (port, data) {
+            (0x64, [0xfe]) => Flow::Break(StopCause::Reset),
+            (0xf4, _) => Flow::Break(StopCause::PowerOff),
+            _ => Flow::Continue(()),
+        }
     }
 }

@@ -8,4 +8,5 @@
 
 mod exits;
 mod machine;
+mod threads;
 mod unsafe_guests;

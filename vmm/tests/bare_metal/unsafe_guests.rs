@@ -52,4 +52,37 @@ guests! {
         "inc rax"
         "mov [rbx + 8], rax"
         "out 0x10, al";
+
+    /// Executes for ever and touches nothing.
+    spins:
+        "2: jmp 2b";
+
+    /// Writes 0xfe to the keyboard controller: a reset. Then goes on, if nobody stops it.
+    resets:
+        "mov al, 0xfe"
+        "out 0x64, al"
+        "2: jmp 2b";
+
+    /// Counts in ebx; writes each count to a device, reads it back, and does that for ever. A read that does not give the
+    /// count goes to port 0x11.
+    counts_at_a_device:
+        "mov edi, 0x10000000"
+        "xor ebx, ebx"
+        "2: inc ebx"
+        "mov [rdi], ebx"
+        "mov eax, [rdi]"
+        "cmp eax, ebx"
+        "je 2b"
+        "out 0x11, eax"
+        "jmp 2b";
+
+    /// Waits for an interrupt with interrupts off.
+    halts:
+        "cli"
+        "2: hlt"
+        "jmp 2b";
+
+    /// Executes an undefined instruction.
+    faults:
+        "ud2";
 }

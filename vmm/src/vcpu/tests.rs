@@ -1,0 +1,1 @@
+//! The bus. The threads are tested with guests, in `tests/bare_metal/`.
