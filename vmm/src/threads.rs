@@ -11,17 +11,17 @@ mod unsafe_signals;
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-/// Starts a thread that takes no signals. Names of more than 15 bytes are cut by Linux.
+/// Starts a thread that takes no signals. Linux cuts names of more than 15 bytes.
 ///
 /// # Errors
 /// The process may have no more threads.
-pub fn spawn<F>(name: String, run: F) -> io::Result<JoinHandle<()>>
+pub fn spawn<F>(builder: Builder, run: F) -> io::Result<JoinHandle<()>>
 where
     F: FnOnce() + Send + 'static,
 {
     // Blocked here, so that the thread starts with them blocked: doing it there would leave a gap at its start.
     let _blocked = unsafe_signals::block_all()?;
-    Builder::new().name(name).spawn(run)
+    builder.spawn(run)
 }
 
 #[cfg(test)]

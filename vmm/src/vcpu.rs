@@ -35,7 +35,7 @@ use std::error::Error;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 pub use bus::{Bus, BusError, Mmio, PortIo};
@@ -149,7 +149,8 @@ impl<V: Vm> VcpuThreads<V> {
                 }
             };
             this.control.enter();
-            match threads::spawn(format!("hayfork-vcpu{index}"), body) {
+            let builder = Builder::new().name(format!("hayfork-vcpu{index}"));
+            match threads::spawn(builder, body) {
                 Ok(thread) => this.threads.push(thread),
                 Err(error) => {
                     this.control.leave();

@@ -17,7 +17,7 @@ fn bit(signal: i32) -> u64 {
 fn a_thread_of_ours_takes_no_signals_and_its_maker_keeps_its_own() {
     let before = blocked();
     let (sender, receiver) = channel();
-    super::spawn("hayfork-test".into(), move || {
+    super::spawn(std::thread::Builder::new().name("hayfork-test".into()), move || {
         sender.send((blocked(), std::thread::current().name().map(str::to_owned))).unwrap();
     })
     .unwrap()
