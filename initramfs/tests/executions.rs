@@ -132,8 +132,6 @@ fn an_interrupt_is_a_ctrl_c() {
     let mut host = Host::start();
     let stream = host.open(&shell("z=3; echo go; sleep 30"));
     host.wait(stream, "the start", |outcome| outcome.out() == "go\n");
-    // The driver of these tests, unlike the real ones, goes on with the next command when the signal comes between two.
-    std::thread::sleep(Duration::from_millis(300));
     host.control(stream, Control::Interrupt);
     let outcome = host.end(stream);
     assert_eq!((outcome.finished().status, outcome.finished().exit_code), (Status::Exited, 130));
@@ -199,8 +197,6 @@ fn a_reset_stops_the_code_and_keeps_the_context() {
     let mut host = Host::start();
     let stream = host.open(&shell("kept=yes; echo go; sleep 30; echo not reached"));
     host.wait(stream, "the start", |outcome| outcome.out() == "go\n");
-    // The driver of these tests, unlike the real ones, goes on with the next command when the signal comes between two.
-    std::thread::sleep(Duration::from_millis(300));
     host.reset(stream);
     let outcome = host.end(stream);
     is(FailureCode::Cancelled, &outcome);

@@ -1,6 +1,11 @@
 # A driver for tests: keeps the contract in the simplest way and runs the code as bash. What it adds, for hostile tests:
 # the code can use $TOKEN, $FOLDER (E) and $D, as user code that read the driver's memory could.
 D=$1
+
+# The code runs in a function, because a handler's `return` ends that at any point: also between two commands, where a
+# handler that only leaves a note would let the next one start. An interrupt that came earlier has left its mark.
+run() { [ -n "$INTERRUPTED" ] || [ -e "$FOLDER/interrupted" ] || eval "$1"; }
+
 trap '' INT
 echo ready > "$D/events"
 while true; do
@@ -10,12 +15,13 @@ while true; do
   exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null
   if [ "$stdin" = 1 ]; then exec < "$FOLDER/in"; fi
   while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
+  text=$(cat "$FOLDER/code")
   INTERRUPTED=
-  trap 'INTERRUPTED=yes' INT
-  eval "$(cat "$FOLDER/code")"
+  trap 'INTERRUPTED=yes; return 130 2> /dev/null' INT
+  run "$text"
   code=$?
-  if [ -n "$INTERRUPTED" ]; then code=130; fi
   trap '' INT
+  if [ -n "$INTERRUPTED" ] || [ -e "$FOLDER/interrupted" ]; then code=130; fi
   for one in $names; do unset "$one"; done
   names=
   exec > "$D/idle.out" 2> "$D/idle.err" < /dev/null
