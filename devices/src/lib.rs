@@ -5,4 +5,7 @@
 //! owns guest memory, the virtqueues and the polling of host descriptors, and tells the device
 //! what happened. That makes every device testable without a virtual machine.
 
+pub mod interrupt;
+pub mod serial;
+pub mod sink;
 pub mod virtio;

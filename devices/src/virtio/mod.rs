@@ -5,10 +5,14 @@
 //! - [`transport`]: how a driver reaches a device;
 //! - a folder for each device.
 
+pub mod block;
 pub mod device;
 pub mod queue;
+pub mod rng;
 pub mod transport;
 pub mod vsock;
+
+mod buffers;
 
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -244,6 +244,31 @@ impl ActiveQueue {
         Ok(self.queue.iter(mem)?.next())
     }
 
+    /// Takes the next chain, or has the driver tell of it when there is none, as a loop over a queue needs it:
+    /// notifications are off while there are chains. `budget` is the number of looks at the queue that are
+    /// left; at 0 there is no chain, so that a driver which adds chains for ever, or moves its index to and
+    /// fro, keeps nobody in such a loop.
+    ///
+    /// # Errors
+    /// As [`Self::next_chain`].
+    pub fn next_or_listen<'m, M: GuestMemory>(
+        &mut self,
+        mem: &'m M,
+        budget: &mut u16,
+    ) -> Result<Option<DescriptorChain<&'m M>>, QueueError> {
+        while *budget > 0 {
+            *budget -= 1;
+            self.disable_notification(mem)?;
+            if let Some(chain) = self.next_chain(mem)? {
+                return Ok(Some(chain));
+            }
+            if !self.enable_notification(mem)? {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
     /// Puts the chain back that was taken last.
     pub fn put_back(&mut self) {
         self.queue.go_to_previous_position();

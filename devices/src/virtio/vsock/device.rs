@@ -227,24 +227,15 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         let mut progress = Progress::default();
         let mut used = false;
         let mut budget = queue.size();
-        queue.disable_notification(mem)?;
         loop {
             if self.muxer.blocked() {
                 progress.again = self.muxer.blocked_by_events();
                 break;
             }
-            if budget == 0 {
-                progress.again = true;
-                break;
-            }
-            let Some(chain) = queue.next_chain(mem)? else {
-                if queue.enable_notification(mem)? {
-                    queue.disable_notification(mem)?;
-                    continue;
-                }
+            let Some(chain) = queue.next_or_listen(mem, &mut budget)? else {
+                progress.again = budget == 0;
                 break;
             };
-            budget -= 1;
             let head = chain.head_index();
             self.receive(chain, mem);
             queue.add_used(mem, head, 0)?;
@@ -297,6 +288,8 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
                 }
                 // The guest offers no buffers: hear of the next one.
                 if queue.enable_notification(mem)? {
+                    // A driver may move its index to and fro.
+                    budget -= 1;
                     queue.disable_notification(mem)?;
                     continue;
                 }

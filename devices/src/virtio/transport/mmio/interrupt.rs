@@ -3,19 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// An interrupt line of the machine.
-///
-/// Any `Fn()` is one.
-pub trait InterruptLine: Send + Sync {
-    /// Makes one pulse, which is to arrive even if the line is masked or in service just now. Must not wait.
-    fn raise(&self);
-}
-
-impl<F: Fn() + Send + Sync> InterruptLine for F {
-    fn raise(&self) {
-        self();
-    }
-}
+use crate::interrupt::InterruptLine;
 
 /// InterruptStatus, its line, and the configuration's generation.
 pub(super) struct Interrupt {

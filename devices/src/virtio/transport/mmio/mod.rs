@@ -53,7 +53,7 @@ use crate::virtio::queue::{ActiveQueues, QueueError, QueueRegisters};
 use interrupt::Interrupt;
 use registers::{Registers, Status};
 
-pub use interrupt::InterruptLine;
+pub use crate::interrupt::InterruptLine;
 pub use registers::{
     ACKNOWLEDGE, CONFIG_SPACE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, INTERRUPT_CONFIG, INTERRUPT_QUEUE,
     NEEDS_RESET, QUEUE_NOTIFY, REGION_SIZE,
