@@ -1,22 +1,23 @@
-//! Builds the guest kernel: `cargo run --example build -- OUT_DIR [SOURCE_TREE]`.
+//! Builds the guest kernel: `cargo run --example build -- FLAVOUR OUT_DIR [SOURCE_TREE]`.
 
 use std::env;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use hayfork_guest_kernel::{Error, Flavour, Manifest, Source, build, inputs_key};
+use hayfork_guest_kernel::{Builder, Error, Flavour, Manifest, Source, inputs_key};
 
 fn main() -> ExitCode {
     let mut arguments = env::args_os().skip(1).map(PathBuf::from);
-    let Some(out) = arguments.next() else {
-        eprintln!("usage: build OUT_DIR [SOURCE_TREE]");
+    let flavour = arguments.next().and_then(|name| name.to_str()?.parse::<Flavour>().ok());
+    let (Some(flavour), Some(out)) = (flavour, arguments.next()) else {
+        eprintln!("usage: build plain|pvm OUT_DIR [SOURCE_TREE]");
         return ExitCode::from(2);
     };
-    match run(&out, arguments.next().as_deref()) {
+    match run(flavour, &out, arguments.next().as_deref()) {
         Ok(manifest) => {
             println!(
-                "\n{} ({} bytes, {})",
+                "\n{} ({flavour}, {} bytes, {})",
                 out.join(&manifest.file).display(),
                 manifest.bytes,
                 manifest.source_line()
@@ -30,10 +31,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(out: &Path, tree: Option<&Path>) -> Result<Manifest, Error> {
+fn run(flavour: Flavour, out: &Path, tree: Option<&Path>) -> Result<Manifest, Error> {
     let source = tree.map_or_else(Source::newest_package, Source::tree)?;
-    println!("{} {}", inputs_key(Flavour::Plain, &source.identity()), source.identity().version);
-    build(&source, out, &mut |progress| {
+    println!("{} {}", inputs_key(flavour, &source.identity()), source.identity().version);
+    Builder::new(flavour).build(&source, out, &mut |progress| {
         print!("\r{:3} % {}: {:<60.60}", progress.percent(), progress.step, progress.line.unwrap_or(""));
         let _ = io::stdout().flush();
     })

@@ -10,7 +10,7 @@ use std::thread;
 use crate::command::{clean, run};
 use crate::{
     Deviation, Error, FORMAT, Flavour, Identity, Manifest, Patch, Progress, Result, Source, Step, check,
-    check_tools, inputs_key, package, parse_config, parse_forbidden, parse_fragment, tools, tree,
+    check_tools, inputs_key, package, parse_config, parse_forbidden, tools, tree,
 };
 
 /// Object files that a build of the present fragment compiles; only the progress bar depends on it.
@@ -20,14 +20,6 @@ const EXPECTED_OBJECTS: u64 = 870;
 const VMLINUX: &str = "vmlinux";
 const CONFIG: &str = "config";
 const MANIFEST: &str = "manifest.json";
-
-/// Builds the plain kernel with as many jobs as there are CPUs. See [`Builder::build`].
-///
-/// # Errors
-/// As [`Builder::build`].
-pub fn build(source: &Source, out_dir: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Manifest> {
-    Builder::new(Flavour::Plain).build(source, out_dir, progress)
-}
 
 /// A build with its options.
 #[derive(Debug, Clone)]
@@ -93,12 +85,13 @@ impl Builder {
     /// `KCONFIG_ALLCONFIG` answers no to what the fragment does not name even where naming something else makes it visible;
     /// merging and `olddefconfig` would take Kconfig's defaults there, which are made for distributions.
     fn configure(&self, linux: &Path, version: &str) -> Result<()> {
-        let fragment = parse_fragment(self.flavour.fragment())
-            .map_err(|source| Error::Fragment { file: "fragment", source })?;
+        let fragment =
+            self.flavour.settings().map_err(|source| Error::Fragment { file: "fragment", source })?;
         let forbidden = parse_forbidden(self.flavour.forbidden())
             .map_err(|source| Error::Fragment { file: "forbidden list", source })?;
         let answers = linux.join(".hayfork.config");
-        fs::write(&answers, self.flavour.fragment()).map_err(Error::io("write", &answers))?;
+        let lines: String = fragment.iter().map(|(symbol, setting)| setting.line(symbol)).collect();
+        fs::write(&answers, lines).map_err(Error::io("write", &answers))?;
         let mut make = make(linux);
         make.env("KCONFIG_ALLCONFIG", &answers).arg("allnoconfig");
         run(Step::Configure, make, |_| {})?;
@@ -146,7 +139,7 @@ impl Builder {
             flavour: self.flavour,
             inputs_key: inputs_key(self.flavour, identity),
             source: identity.clone(),
-            patches: self.flavour.patches().iter().map(|patch| patch.name.to_owned()).collect(),
+            patches: self.flavour.patches().map(|patch| patch.name.to_owned()).collect(),
             config_blake3: blake3::hash(&config).to_hex().to_string(),
             compiler: tools::compiler()?,
             file: VMLINUX.to_owned(),

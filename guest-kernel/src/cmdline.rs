@@ -10,6 +10,9 @@
 //! | `tsc_early_khz=N` | TCG only: the TSC runs at the host's frequency and microvm has no port 0x61 to measure it by |
 //! | `tsc=reliable` | TCG only: without it Linux gives the TSC up with two or more AMD-like CPUs |
 //! | `lapic_timer_khz=1000000` | TCG only, from our patch: QEMU's local APIC timer counts nanoseconds |
+//! | `clocksource=kvm-clock` | kvm_pvm only: the TSC cannot be offset there, so by it monotonic time would jump over a snapshot |
+//! | `no_timer_check` | kvm_pvm only: the check counts ticks in a busy loop and takes their lateness for a broken timer |
+//! | `nokaslr` | kvm_pvm only: says what is so, the kernel has a fixed address |
 //!
 //! Without `tsc_early_khz` a TCG guest falls back to a 4 ms jiffies clock without high-resolution timers or tickless idle, and
 //! takes about 0.4 s longer to boot. With the three TCG words nothing is calibrated: the machine needs neither PIT nor PIC
@@ -34,6 +37,9 @@ pub fn tcg_command_line(host_tsc_khz: u32) -> String {
     format!("tsc_early_khz={host_tsc_khz} tsc=reliable lapic_timer_khz={QEMU_LAPIC_TIMER_KHZ}")
 }
 
+/// What a host adds to [`RECOMMENDED_COMMAND_LINE`] for a kernel of [`Flavour::Pvm`](crate::Flavour::Pvm).
+pub const PVM_COMMAND_LINE: &str = "clocksource=kvm-clock no_timer_check nokaslr";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,12 +53,14 @@ mod tests {
 
     #[test]
     fn no_word_is_given_twice() {
-        let line = format!("{RECOMMENDED_COMMAND_LINE} {}", tcg_command_line(1));
-        let mut words: Vec<&str> = line.split(' ').collect();
-        let all = words.len();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), all);
-        assert!(words.iter().all(|word| !word.is_empty()));
+        for more in [tcg_command_line(1).as_str(), PVM_COMMAND_LINE] {
+            let line = format!("{RECOMMENDED_COMMAND_LINE} {more}");
+            let mut words: Vec<&str> = line.split(' ').collect();
+            let all = words.len();
+            words.sort_unstable();
+            words.dedup();
+            assert_eq!(words.len(), all);
+            assert!(words.iter().all(|word| !word.is_empty()));
+        }
     }
 }

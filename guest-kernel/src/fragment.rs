@@ -17,6 +17,16 @@ pub enum Setting {
     NotSet,
 }
 
+impl Setting {
+    /// The line of a fragment or a `.config` that says this of `symbol`, with its end.
+    pub(crate) fn line(&self, symbol: &str) -> String {
+        match self {
+            Self::Value(value) => format!("{symbol}={value}\n"),
+            Self::NotSet => format!("# {symbol} is not set\n"),
+        }
+    }
+}
+
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

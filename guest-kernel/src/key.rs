@@ -10,7 +10,7 @@ pub const FORMAT: u32 = 1;
 
 /// Content hash of a build's inputs, as 32 lower-case hexadecimal digits (128 bits of BLAKE3).
 ///
-/// Inputs: [`FORMAT`], the flavour, its fragment, forbidden list and patches, and the source's name, version and digest.
+/// Inputs: [`FORMAT`], the flavour, its fragment and differences, forbidden list and patches, and the source's name, version and digest.
 /// Equal keys mean equal inputs, on any machine.
 pub fn inputs_key(flavour: Flavour, source: &Identity) -> String {
     let mut hasher = blake3::Hasher::new();
@@ -23,6 +23,10 @@ pub fn inputs_key(flavour: Flavour, source: &Identity) -> String {
     field(&FORMAT.to_le_bytes());
     field(flavour.name().as_bytes());
     field(flavour.fragment().as_bytes());
+    // Only where there are any: a kernel of the flavour without them keeps the key that it always had.
+    if let Some(differences) = flavour.differences() {
+        field(differences.as_bytes());
+    }
     field(flavour.forbidden().as_bytes());
     for patch in flavour.patches() {
         field(patch.name.as_bytes());

@@ -3,6 +3,7 @@
 //!
 //! These tests need what a kernel build needs (see `required_packages`), and say so when it is missing.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::num::NonZero;
@@ -31,23 +32,26 @@ vmlinux:
 	@$(BREAK)
 "#;
 
-/// The old side of each hunk of each patch: the least that the patches apply to.
+/// The old side of each hunk of each patch: the least that the patches apply to. Hunks of several patches to one file
+/// stand one after the other.
 fn write_patched_files(root: &Path) {
-    for patch in Flavour::Plain.patches() {
-        let mut text = String::new();
+    let mut files: BTreeMap<&str, String> = BTreeMap::new();
+    for patch in Flavour::Pvm.patches() {
         let mut name = None;
         for line in patch.text.lines() {
-            if let Some(path) = line.strip_prefix("--- a/") {
-                name = Some(path);
-            } else if name.is_some()
+            if let Some(path) = line.strip_prefix("--- ") {
+                name = path.strip_prefix("a/");
+            } else if let Some(name) = name
                 && !line.starts_with("+++ ")
                 && !line.starts_with("@@ ")
                 && let Some(old) = line.strip_prefix(' ').or_else(|| line.strip_prefix('-'))
             {
-                writeln!(text, "{old}").expect("string");
+                writeln!(files.entry(name).or_default(), "{old}").expect("string");
             }
         }
-        write(root, name.expect("a file"), &text);
+    }
+    for (name, text) in files {
+        write(root, name, &text);
     }
 }
 
@@ -61,13 +65,16 @@ fn write(root: &Path, name: &str, text: &str) {
 fn tree(tamper: &str, broken: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("folder");
     write(folder.path(), "Makefile", &format!("{MAKEFILE}\nTAMPER = {tamper}\nBREAK = {broken}\n"));
-    write(folder.path(), "arch/x86/Kconfig", "");
     write_patched_files(folder.path());
     folder
 }
 
 fn build(tree: &Path, out: &Path) -> Result<Manifest, Error> {
-    Builder::new(Flavour::Plain).jobs(NonZero::<usize>::MIN).build(&Source::tree(tree)?, out, &mut |_| {})
+    build_flavour(Flavour::Plain, tree, out)
+}
+
+fn build_flavour(flavour: Flavour, tree: &Path, out: &Path) -> Result<Manifest, Error> {
+    Builder::new(flavour).jobs(NonZero::<usize>::MIN).build(&Source::tree(tree)?, out, &mut |_| {})
 }
 
 /// What a failed build leaves behind.
@@ -148,6 +155,29 @@ fn two_builds_give_the_same_bytes() {
 }
 
 #[test]
+fn a_flavour_is_configured_and_patched_in_its_own_way() {
+    // What was patched in is kept beside the kernel, so that it can be looked at.
+    let kept = tempfile::tempdir().expect("folder");
+    let copy = format!("cp -r arch kernel {}", kept.path().display());
+    let tree = tree(&copy, "true");
+    let source = Source::tree(tree.path()).expect("a tree").identity();
+    let mut configurations = Vec::new();
+    for flavour in [Flavour::Plain, Flavour::Pvm] {
+        let out = tempfile::tempdir().expect("folder");
+        let manifest = build_flavour(flavour, tree.path(), out.path()).expect("builds");
+        assert_eq!(manifest.flavour, flavour);
+        assert_eq!(manifest.inputs_key, inputs_key(flavour, &source));
+        assert!(manifest.patches.iter().map(String::as_str).eq(flavour.patches().map(|patch| patch.name)));
+        assert_eq!(kept.path().join("arch/x86/kernel/kpvm.c").exists(), flavour == Flavour::Pvm);
+        configurations.push(fs::read_to_string(out.path().join("config")).expect("config"));
+    }
+    let [plain, pvm] = &configurations[..] else { panic!("two") };
+    assert!(plain.contains("CONFIG_MITIGATION_PAGE_TABLE_ISOLATION=y") && !plain.contains("KPVM"));
+    assert!(pvm.contains("# CONFIG_MITIGATION_PAGE_TABLE_ISOLATION is not set\n"));
+    assert!(pvm.contains("CONFIG_KPVM_GUEST=y\n") && pvm.contains("CONFIG_VIRTIO_BLK=y\n"));
+}
+
+#[test]
 fn a_configuration_that_deviates_stops_the_build() {
     let tree = tree(
         "sed -i -e /CONFIG_MEMCG=/d -e s/CONFIG_PSI=y/CONFIG_PSI=n/ .config; echo CONFIG_IO_URING=y >> .config",
@@ -177,7 +207,7 @@ fn a_failed_compilation_carries_its_last_lines() {
 #[test]
 fn a_patch_that_does_not_fit_is_named() {
     let tree = tree("true", "true");
-    let patch = &Flavour::Plain.patches()[0];
+    let patch = Flavour::Plain.patches().next().expect("a patch");
     write(tree.path(), "arch/x86/kernel/apic/apic.c", "something else\n");
     let out = tempfile::tempdir().expect("folder");
     let error = build(tree.path(), out.path()).expect_err("does not apply");

@@ -69,6 +69,9 @@ fn what_the_agent_and_the_drivers_need_is_wanted() {
         "POSIX_MQUEUE",
         "ZRAM",
         "PVH",
+        "X86_MPPARSE",
+        "SERIAL_8250_CONSOLE",
+        "VSOCKETS",
         "KVM_GUEST",
         "PTP_1588_CLOCK_KVM",
         "SMP",
@@ -109,6 +112,47 @@ fn what_user_code_must_not_reach_is_forbidden() {
 #[test]
 fn a_fulfilled_wish_has_no_deviation() {
     assert_eq!(check(&fragment(), &forbidden(), &ideal()), []);
+}
+
+#[test]
+fn flavours_are_known_by_their_names() {
+    for flavour in Flavour::ALL {
+        assert_eq!(flavour.name().parse(), Ok(*flavour));
+        assert_eq!(serde_json::to_string(flavour).expect("text"), format!("{:?}", flavour.name()));
+    }
+    assert!("hvf".parse::<Flavour>().is_err());
+}
+
+#[test]
+fn the_plain_kernel_is_what_the_fragment_says() {
+    assert_eq!(Flavour::Plain.differences(), None);
+    assert_eq!(Flavour::Plain.settings(), Ok(fragment()));
+}
+
+#[test]
+fn the_pvm_kernel_differs_in_what_its_own_fragment_says_and_in_nothing_else() {
+    let differences = parse_fragment(Flavour::Pvm.differences().expect("some")).expect("parses");
+    let settings = Flavour::Pvm.settings().expect("parses");
+    for (symbol, setting) in &differences {
+        assert_ne!(fragment().get(symbol), Some(setting), "{symbol} says what the common fragment says");
+        assert_eq!(settings.get(symbol), Some(setting), "{symbol}");
+    }
+    for (symbol, setting) in fragment() {
+        if !differences.contains_key(&symbol) {
+            assert_eq!(settings.get(&symbol), Some(&setting), "{symbol}");
+        }
+    }
+    for symbol in forbidden() {
+        assert!(!differences.contains_key(&symbol), "{symbol}");
+    }
+    // What would hang or be wrong there: hypercalls, and page tables without the kernel in them.
+    for name in ["PTP_1588_CLOCK_KVM", "MITIGATION_PAGE_TABLE_ISOLATION", "CPU_MITIGATIONS"] {
+        assert_eq!(settings.get(&format!("CONFIG_{name}")), Some(&Setting::NotSet), "{name}");
+    }
+    // No mitigation is left that its menu's absence would turn off without a word.
+    for symbol in settings.keys().filter(|symbol| symbol.starts_with("CONFIG_MITIGATION_")) {
+        assert_eq!(settings.get(symbol), Some(&Setting::NotSet), "{symbol}");
+    }
 }
 
 #[test]
@@ -210,7 +254,7 @@ fn a_key_depends_on_each_part_of_the_source_and_on_nothing_else() {
     assert_eq!(key.len(), 32);
     assert!(key.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)), "{key}");
 
-    let mut others = vec![key];
+    let mut others = vec![key, inputs_key(Flavour::Pvm, &identity())];
     for change in [
         |identity: &mut Identity| identity.package = None,
         |identity: &mut Identity| identity.version.push('x'),
@@ -233,13 +277,26 @@ fn a_key_depends_on_each_part_of_the_source_and_on_nothing_else() {
 
 #[test]
 fn each_patch_says_why_and_is_in_order() {
-    let patches = Flavour::Plain.patches();
-    assert!(patches.windows(2).all(|pair| pair[0].name < pair[1].name));
-    for patch in patches {
-        let (why, rest) = patch.text.split_once("\n--- a/").expect("a header and a first file");
-        assert!(why.starts_with("SPDX-License-Identifier: GPL-2.0\n"), "{}", patch.name);
-        assert!(why.lines().count() >= 4, "{}: no reason given", patch.name);
-        assert!(rest.contains("\n+++ b/") && rest.contains("\n@@ "), "{}", patch.name);
-        assert!(patch.text.ends_with('\n'), "{}", patch.name);
+    for flavour in Flavour::ALL {
+        assert!(flavour.patches().map(|patch| patch.name).is_sorted());
+        for patch in flavour.patches() {
+            let (why, rest) = patch.text.split_once("\n--- a/").expect("a header and a first file");
+            assert!(why.starts_with("SPDX-License-Identifier: GPL-2.0\n"), "{}", patch.name);
+            assert!(why.lines().count() >= 4, "{}: no reason given", patch.name);
+            assert!(rest.contains("\n+++ b/") && rest.contains("\n@@ "), "{}", patch.name);
+            assert!(patch.text.ends_with('\n'), "{}", patch.name);
+        }
     }
+}
+
+#[test]
+fn the_pvm_patches_state_their_licence_and_limits_and_leave_the_plain_kernel_alone() {
+    let first = Flavour::Pvm.patches().find(|patch| patch.name.starts_with("pvm/")).expect("patches");
+    for words in
+        ["derived work of\nLinux", "boots on kvm_pvm and nowhere else", "virtual machine is the only one"]
+    {
+        assert!(first.text.contains(words), "{words}");
+    }
+    assert!(Flavour::Plain.patches().all(|patch| !patch.name.contains('/')));
+    assert!(Flavour::Plain.patches().eq(Flavour::Pvm.patches().take(Flavour::Plain.patches().count())));
 }
