@@ -25,6 +25,7 @@ mod channel;
 pub mod console;
 mod error;
 mod exit;
+mod isolation;
 mod spec;
 
 #[cfg(test)]
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 pub use channel::Channel;
 pub use error::BackendError;
 pub use exit::{ExitKind, ExitReport, ProcessStatus};
+pub use isolation::{Isolation, KernelFlavour};
 pub use spec::{
     AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
     MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS, MIN_MEMORY_MIB,
@@ -46,7 +48,7 @@ pub use spec::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Accelerator {
-    /// Hardware virtualisation through `/dev/kvm`.
+    /// KVM, through `/dev/kvm`. What stands behind that is [`Capabilities::isolation`]'s to say.
     Kvm,
     /// QEMU's translator: works everywhere, several times slower.
     Tcg,
@@ -71,6 +73,10 @@ pub struct Capabilities {
     pub description: String,
     /// What executes guest instructions.
     pub accelerator: Accelerator,
+    /// The guest kernel that its machines need; [`MachineSpec::kernel`] must be one of that kind.
+    pub kernel: KernelFlavour,
+    /// What keeps user code in its machines from the host.
+    pub isolation: Isolation,
     /// Why this accelerator and no faster one, and what to do about it; one sentence each, empty if all is well.
     pub notes: Vec<String>,
     /// The most virtual CPUs a machine may have here.
@@ -80,16 +86,28 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Capabilities with the limits of [`MachineSpec`] and no notes.
+    /// Capabilities with the limits of [`MachineSpec`] and no notes, for the plain kernel: KVM stands for hardware here,
+    /// see [`Capabilities::on_kvm_pvm`].
     pub fn new(backend: &'static str, description: String, accelerator: Accelerator) -> Self {
         Self {
             backend,
             description,
             accelerator,
+            kernel: KernelFlavour::Plain,
+            isolation: match accelerator {
+                Accelerator::Kvm => Isolation::Hardware,
+                Accelerator::Tcg => Isolation::Emulation,
+            },
             notes: Vec::new(),
             max_vcpus: MAX_VCPUS,
             max_memory_mib: MAX_MEMORY_MIB,
         }
+    }
+
+    /// The same where KVM is kvm_pvm: another kernel, and one wall less.
+    #[must_use]
+    pub fn on_kvm_pvm(self) -> Self {
+        Self { kernel: KernelFlavour::Pvm, isolation: Isolation::KvmPvm, ..self }
     }
 }
 
