@@ -95,6 +95,7 @@ impl Error {
             Self::Images(error) => match **error {
                 ImagesError::NotFound { .. } | ImagesError::NotASet { .. } => "images_missing",
                 ImagesError::MissingLanguage { .. } => "image_language_missing",
+                ImagesError::MissingKernel { .. } => "image_kernel_missing",
                 ImagesError::Unreadable { .. } => "image_unreadable",
                 ImagesError::WrongSize { .. } | ImagesError::WrongDigest { .. } => "images_corrupt",
                 ImagesError::BadManifest { .. } | ImagesError::WrongFormat { .. } => "images_invalid",
@@ -133,6 +134,9 @@ impl Error {
             Self::Images(error) => Cow::Borrowed(match **error {
                 ImagesError::MissingLanguage { .. } => {
                     "Choose a language that the set holds, or build the images again (make images)."
+                }
+                ImagesError::MissingKernel { .. } => {
+                    "Build the kernel of that flavour (cargo xtask images), or use the backend \"qemu\", which needs none."
                 }
                 ImagesError::NotFound { .. } | ImagesError::NotASet { .. } => {
                     "Build the images (make images), or set HAYFORK_IMAGES_DIR to a folder that holds a set."
@@ -282,6 +286,7 @@ mod tests {
             Error::ForkedProcess,
             Error::io("x", io::Error::other("y")),
             ImagesError::NotFound { searched: vec![] }.into(),
+            ImagesError::MissingKernel { flavour: "pvm", directory: "d".into() }.into(),
         ]);
         for error in errors {
             assert!(error.code().bytes().all(|b| b.is_ascii_lowercase() || b == b'_'), "{error:?}");

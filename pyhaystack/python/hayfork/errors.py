@@ -299,6 +299,7 @@ VmBootError = VmTransientError
 _BY_CODE: dict[str, type[SandboxError]] = {
     "images_missing": AssetNotFoundError,
     "image_language_missing": AssetNotFoundError,
+    "image_kernel_missing": AssetNotFoundError,
     "image_unreadable": AssetNotFoundError,
     "images_corrupt": AssetChecksumError,
     "images_invalid": AssetError,

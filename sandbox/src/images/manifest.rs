@@ -3,10 +3,13 @@
 //! ```json
 //! {"format": 1, "version": "0.1.0",
 //!  "kernel":    {"file": "vmlinux", "blake3": "…", "bytes": 9123456, "source": "linux-source-6.12 6.12.1-1"},
+//!  "kernels":   {"pvm": {"file": "vmlinux-pvm", "blake3": "…", "bytes": 9123456, "source": "linux-source-6.12 6.12.1-1"}},
 //!  "initramfs": {"file": "initramfs.cpio", "blake3": "…", "bytes": 1234567, "source": "hayfork-agent 0.1.0"},
 //!  "images": {"python": {"file": "python.erofs", "blake3": "…", "bytes": 47628288,
 //!                        "contents": "python.contents.txt"}}}
 //! ```
+//!
+//! `kernel` is the plain one, which every set has; `kernels` are further flavours by name, in sets that have some.
 //!
 //! File names are plain names inside the set's directory: a name with a directory part is refused,
 //! so a manifest cannot point outside its set.
@@ -33,6 +36,9 @@ pub struct SetManifest {
     pub version: String,
     /// The guest kernel, an uncompressed ELF `vmlinux`.
     pub kernel: Part,
+    /// Kernels of other flavours than `plain`, by flavour. Only sets made on certain hosts have one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub kernels: BTreeMap<String, Part>,
     /// The initramfs, an uncompressed newc archive that holds the agent and the language drivers.
     pub initramfs: Part,
     /// The root images by language.
@@ -127,10 +133,10 @@ impl SetManifest {
         serde_json::to_string_pretty(self).map(|text| text + "\n")
     }
 
-    /// Every file with digest and length in bytes: kernel, initramfs, then images by language.
+    /// Every file with digest and length in bytes: kernel, initramfs, other kernels by flavour, then images by language.
     pub fn files(&self) -> impl Iterator<Item = (&str, &str, u64)> {
-        let parts = [&self.kernel, &self.initramfs];
-        parts.into_iter().map(|part| (part.file.as_str(), part.blake3.as_str(), part.bytes)).chain(
+        let parts = [&self.kernel, &self.initramfs].into_iter().chain(self.kernels.values());
+        parts.map(|part| (part.file.as_str(), part.blake3.as_str(), part.bytes)).chain(
             self.images.values().map(|image| (image.file.as_str(), image.blake3.as_str(), image.bytes)),
         )
     }

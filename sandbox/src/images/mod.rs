@@ -1,6 +1,6 @@
 //! Image sets: the kernel, the initramfs and the root images that a guest is made of.
 //!
-//! A *set* is one directory that holds a kernel (`vmlinux`), an initramfs with the guest agent, one
+//! A *set* is one directory that holds a kernel (`vmlinux`; on some hosts `vmlinux-pvm` beside it), an initramfs with the guest agent, one
 //! EROFS root image for each language, and a `manifest.json` that names them with their sizes and
 //! digests. `cargo xtask images` builds sets into the user's cache; an installed image package
 //! carries one. Nothing in a set is ever changed in place, so an open set stays valid while a newer
@@ -84,6 +84,17 @@ pub enum ImagesError {
         directory: PathBuf,
         /// The languages that the set does hold, sorted.
         available: Vec<String>,
+    },
+    /// The set holds no kernel of the flavour that the backend needs.
+    #[error(
+        "there is no guest kernel of flavour {flavour:?} in {}; run `cargo xtask images --flavour {flavour}`",
+        directory.display()
+    )]
+    MissingKernel {
+        /// The flavour asked for.
+        flavour: &'static str,
+        /// The set's directory.
+        directory: PathBuf,
     },
     /// A file of the set cannot be read.
     #[error("the guest image file {} cannot be read: {source}; run `make images` again", path.display())]

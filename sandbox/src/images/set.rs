@@ -4,8 +4,10 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use hayfork_vmm::backend::KernelFlavour;
+
 use super::ImagesError;
-use super::manifest::{self, ParseError, SetManifest};
+use super::manifest::{self, ParseError, Part, SetManifest};
 
 /// A set whose manifest has been read. Cheap to keep and to clone; holds no file open.
 #[derive(Clone, Debug)]
@@ -56,12 +58,35 @@ impl ImageSet {
         self.manifest.images.keys().map(String::as_str)
     }
 
-    /// Path of the kernel, an ELF file.
+    /// Path of the plain kernel, an ELF file.
     ///
     /// # Errors
     /// [`ImagesError::Unreadable`] or [`ImagesError::WrongSize`].
     pub fn kernel(&self) -> Result<PathBuf, ImagesError> {
-        self.sized(&self.manifest.kernel.file, self.manifest.kernel.bytes)
+        self.kernel_of(KernelFlavour::Plain)
+    }
+
+    /// Path of the kernel of a flavour, an ELF file.
+    ///
+    /// # Errors
+    /// [`ImagesError::MissingKernel`], [`ImagesError::Unreadable`] or [`ImagesError::WrongSize`].
+    pub fn kernel_of(&self, flavour: KernelFlavour) -> Result<PathBuf, ImagesError> {
+        let part = self.kernel_part(flavour)?;
+        self.sized(&part.file, part.bytes)
+    }
+
+    /// What the manifest says about the kernel of a flavour.
+    ///
+    /// # Errors
+    /// [`ImagesError::MissingKernel`].
+    pub fn kernel_part(&self, flavour: KernelFlavour) -> Result<&Part, ImagesError> {
+        if flavour == KernelFlavour::Plain {
+            return Ok(&self.manifest.kernel);
+        }
+        self.manifest.kernels.get(flavour.name()).ok_or_else(|| ImagesError::MissingKernel {
+            flavour: flavour.name(),
+            directory: self.directory.clone(),
+        })
     }
 
     /// Path of the initramfs.

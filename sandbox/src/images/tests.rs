@@ -5,6 +5,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use hayfork_vmm::backend::KernelFlavour;
+
 use super::locate::cache_directory_from;
 use super::manifest::{Image, ParseError, Part};
 use super::*;
@@ -33,6 +35,7 @@ fn make_set(directory: &Path, version: &str) -> SetManifest {
         format: manifest::FORMAT,
         version: version.to_owned(),
         kernel: part(file("vmlinux", b"a kernel"), "linux-source-6.12 6.12.1-1"),
+        kernels: BTreeMap::new(),
         initramfs: part(file("initramfs.cpio", b"an archive"), "hayfork-agent 0.1.0"),
         images,
     };
@@ -93,6 +96,49 @@ fn names_that_leave_the_set_and_bad_digests_are_refused() {
         bad.initramfs.blake3 = digest.to_owned();
         assert!(matches!(SetManifest::parse(&bad.to_text().expect("text")), Err(ParseError::Digest { .. })));
     }
+}
+
+#[test]
+fn a_set_may_have_kernels_of_other_flavours() {
+    let directory = tempfile::tempdir().expect("tempdir");
+    let mut manifest = make_set(directory.path(), "0.1.0");
+    let old = manifest.to_text().expect("text");
+    assert!(!old.contains("kernels"), "a set without them is written as it always was: {old}");
+    let set = ImageSet::open(directory.path()).expect("opens");
+    assert_eq!(
+        set.kernel_of(KernelFlavour::Plain).expect("plain"),
+        set.kernel().expect("the same one, for short")
+    );
+    let error = set.kernel_of(KernelFlavour::Pvm).expect_err("none");
+    assert!(matches!(error, ImagesError::MissingKernel { flavour: "pvm", .. }), "{error}");
+    assert!(error.to_string().contains("--flavour pvm"), "{error}");
+
+    let kernel = b"another kernel";
+    fs::write(directory.path().join("vmlinux-pvm"), kernel).expect("file");
+    let part = Part {
+        file: "vmlinux-pvm".to_owned(),
+        blake3: digest(kernel),
+        bytes: kernel.len() as u64,
+        source: "linux-source-6.12 6.12.1-1".to_owned(),
+    };
+    manifest.kernels.insert("pvm".to_owned(), part);
+    let text = manifest.to_text().expect("text");
+    assert_eq!(SetManifest::parse(&text), Ok(manifest.clone()));
+    fs::write(directory.path().join(manifest::FILE_NAME), &text).expect("manifest");
+    let set = ImageSet::open(directory.path()).expect("opens");
+    assert_eq!(fs::read(set.kernel_of(KernelFlavour::Pvm).expect("there")).expect("read"), kernel);
+    set.verify().expect("verifies");
+    fs::write(directory.path().join("vmlinux-pvm"), b"another kerneL").expect("file");
+    assert!(
+        matches!(set.verify(), Err(ImagesError::WrongDigest { path, .. }) if path.ends_with("vmlinux-pvm"))
+    );
+
+    let mut bad = manifest.clone();
+    bad.kernels.get_mut("pvm").expect("pvm").file = "../vmlinux".to_owned();
+    assert!(matches!(SetManifest::parse(&bad.to_text().expect("text")), Err(ParseError::FileName(_))));
+    // A flavour that this version does not know is not in its way.
+    manifest.kernels.insert("arm".to_owned(), manifest.kernel.clone());
+    assert!(SetManifest::parse(&manifest.to_text().expect("text")).is_ok());
 }
 
 #[test]
