@@ -1,4 +1,4 @@
-//! The guest kernel. The builder is the crate `hayfork-guest-kernel`; here is its place in the cache.
+//! The guest kernel, in its flavours. The builder is the crate `hayfork-guest-kernel`; here is its place in the cache.
 //!
 //! The key holds the source's version. For Debian's package that is what the local package index offers, which
 //! takes apt some seconds to say where it keeps no binary cache; so the answer is kept for a day
@@ -12,7 +12,9 @@ use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
-use hayfork_guest_kernel::{Error, Flavour, Identity, Manifest, Source, inputs_key};
+use hayfork_guest_kernel::{Builder, Error, Flavour, Identity, Manifest, Source, inputs_key};
+
+use hayfork_vmm::hypervisor::probe::Verdict;
 
 use crate::context::Context;
 use crate::image::resolve::Freshness;
@@ -22,41 +24,64 @@ use crate::store::{self, Built, Entry, MANIFEST};
 
 /// Kind of the store's entries.
 pub(crate) const KIND: &str = "kernel";
-/// The kernel's name in an entry and in a set.
+/// The kernel's name in an entry, and that of the plain one in a set.
 pub(crate) const FILE: &str = "vmlinux";
 /// The builder's own manifest in an entry; `manifest.json` is the store's.
 const BUILDERS_MANIFEST: &str = "kernel.json";
+
+/// The kernel's name in a set: `vmlinux`, `vmlinux-pvm`.
+pub(crate) fn file_in_set(flavour: Flavour) -> String {
+    match flavour {
+        Flavour::Plain => FILE.to_owned(),
+        other => format!("{FILE}-{other}"),
+    }
+}
+
+/// Flavours that this host needs besides the plain one: what its `/dev/kvm` runs natively. The plain one is in every set,
+/// since it is QEMU's.
+pub(crate) fn flavours_of_this_host() -> Vec<Flavour> {
+    match hayfork_vmm::hypervisor::probe::probe().verdict {
+        Verdict::KvmPvm { .. } => vec![Flavour::Pvm],
+        _ => Vec::new(),
+    }
+}
 
 /// The kernel if it is in the cache: of a source tree, of the newest package, or, if any version will do, of the
 /// version that was newest when last looked. Uses no network.
 ///
 /// # Errors
 /// `tree` is no source tree.
-pub(crate) fn find(context: &Context, tree: Option<&Path>, freshness: Freshness) -> Result<Option<Entry>> {
+pub(crate) fn find(
+    context: &Context,
+    flavour: Flavour,
+    tree: Option<&Path>,
+    freshness: Freshness,
+) -> Result<Option<Entry>> {
     if let Some(tree) = tree {
-        return Ok(lookup(context, &Source::tree(tree)?.identity()));
+        return Ok(lookup(context, flavour, &Source::tree(tree)?.identity()));
     }
-    find_package(context, freshness, || Some(Source::newest_package().ok()?.identity()))
+    find_package(context, flavour, freshness, || Some(Source::newest_package().ok()?.identity()))
 }
 
 fn find_package(
     context: &Context,
+    flavour: Flavour,
     freshness: Freshness,
     newest: impl FnOnce() -> Option<Identity>,
 ) -> Result<Option<Entry>> {
-    if let Some(entry) = kept(context, freshness).and_then(|identity| lookup(context, &identity)) {
+    if let Some(entry) = kept(context, freshness).and_then(|identity| lookup(context, flavour, &identity)) {
         return Ok(Some(entry));
     }
     let Some(identity) = newest() else { return Ok(None) };
-    let entry = lookup(context, &identity);
+    let entry = lookup(context, flavour, &identity);
     if entry.is_some() {
         keep(context, &identity)?;
     }
     Ok(entry)
 }
 
-fn lookup(context: &Context, identity: &Identity) -> Option<Entry> {
-    context.store.find(KIND, &inputs_key(Flavour::Plain, identity))
+fn lookup(context: &Context, flavour: Flavour, identity: &Identity) -> Option<Entry> {
+    context.store.find(KIND, &inputs_key(flavour, identity))
 }
 
 /// The kernel, built if it is not in the cache.
@@ -65,35 +90,36 @@ fn lookup(context: &Context, identity: &Identity) -> Option<Entry> {
 /// There is no source, or it does not build.
 pub(crate) fn make(
     context: &Context,
+    flavour: Flavour,
     tree: Option<&Path>,
     freshness: Freshness,
     task: &Task,
 ) -> Result<Entry> {
     task.step("looking for the kernel's source");
-    if let Some(entry) = find(context, tree, freshness)? {
+    if let Some(entry) = find(context, flavour, tree, freshness)? {
         return Ok(entry);
     }
     let source = match source(tree, freshness, task) {
         Ok(source) => source,
         Err(error) => {
             // No package index, or none with a kernel: what was built here before still does.
-            let entry = kept(context, Freshness::Any).and_then(|identity| lookup(context, &identity));
+            let entry =
+                kept(context, Freshness::Any).and_then(|identity| lookup(context, flavour, &identity));
             let Some(entry) = entry else { return Err(error) };
-            context.progress.note(&format!("kernel: the one built before is used: {error:#}"));
+            context.progress.note(&format!("kernel ({flavour}): the one built before is used: {error:#}"));
             return Ok(entry);
         }
     };
     if freshness == Freshness::Offline && tree.is_none() {
-        bail!("the guest kernel is not in the cache, and without the network it cannot be built");
+        bail!("the guest kernel ({flavour}) is not in the cache, and without the network it cannot be built");
     }
     let identity = source.identity();
     let waiting = || task.step("another build is making it; waiting");
-    let entry =
-        context.store.get_or_build(KIND, &inputs_key(Flavour::Plain, &identity), waiting, |directory| {
-            let manifest = build(&source, directory, task)?;
-            let facts = BTreeMap::from([("compiler".to_owned(), manifest.compiler.clone())]);
-            Ok(Built { source: manifest.source_line(), facts })
-        })?;
+    let entry = context.store.get_or_build(KIND, &inputs_key(flavour, &identity), waiting, |directory| {
+        let manifest = build(flavour, &source, directory, task)?;
+        let facts = BTreeMap::from([("compiler".to_owned(), manifest.compiler.clone())]);
+        Ok(Built { source: manifest.source_line(), facts })
+    })?;
     if tree.is_none() {
         keep(context, &identity)?;
     }
@@ -104,14 +130,14 @@ pub(crate) fn make(
 ///
 /// # Errors
 /// As [`make`].
-pub(crate) fn make_again(tree: Option<&Path>, scratch: &Path, task: &Task) -> Result<()> {
-    build(&source(tree, Freshness::Any, task)?, scratch, task).map(drop)
+pub(crate) fn make_again(flavour: Flavour, tree: Option<&Path>, scratch: &Path, task: &Task) -> Result<()> {
+    build(flavour, &source(tree, Freshness::Any, task)?, scratch, task).map(drop)
 }
 
 /// Runs the builder and moves its manifest out of the way of the store's.
-fn build(source: &Source, directory: &Path, task: &Task) -> Result<Manifest> {
+fn build(flavour: Flavour, source: &Source, directory: &Path, task: &Task) -> Result<Manifest> {
     let mut step = None;
-    let manifest = hayfork_guest_kernel::build(source, directory, &mut |progress| {
+    let manifest = Builder::new(flavour).build(source, directory, &mut |progress| {
         if step != Some(progress.step) {
             step = Some(progress.step);
             task.step(&progress.step.to_string());
@@ -180,7 +206,7 @@ mod tests {
             digest: format!("sha256:{}", "0".repeat(64)),
         };
         let find_package = |freshness, newest: Option<&Identity>| {
-            find_package(&context, freshness, || newest.cloned())
+            find_package(&context, Flavour::Plain, freshness, || newest.cloned())
                 .expect("looks")
                 .map(|entry| entry.manifest.key)
         };
@@ -204,6 +230,22 @@ mod tests {
         file.set_modified(SystemTime::now() - Duration::from_secs(25 * 60 * 60)).expect("time");
         assert_eq!(find_package(Freshness::Day, Some(&newer)), None);
         assert_eq!(find_package(Freshness::Any, Some(&newer)), key);
-        assert!(find(&context, Some(directory.path()), Freshness::Any).is_err(), "no source tree");
+        assert!(
+            find(&context, Flavour::Plain, Some(directory.path()), Freshness::Any).is_err(),
+            "no source tree"
+        );
+        // Another flavour of the same source is another kernel.
+        let other = super::find_package(&context, Flavour::Pvm, Freshness::Any, || None).expect("looks");
+        assert!(other.is_none(), "{other:?}");
+    }
+
+    #[test]
+    fn names_in_a_set_say_the_flavour_as_the_engine_knows_it() {
+        use hayfork_vmm::backend::KernelFlavour;
+        assert_eq!(file_in_set(Flavour::Plain), "vmlinux");
+        assert_eq!(file_in_set(Flavour::Pvm), "vmlinux-pvm");
+        for (ours, engines) in [(Flavour::Plain, KernelFlavour::Plain), (Flavour::Pvm, KernelFlavour::Pvm)] {
+            assert_eq!(ours.name(), engines.name());
+        }
     }
 }

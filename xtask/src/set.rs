@@ -5,11 +5,13 @@
 //! lookup are the engine's: `hayfork_sandbox::images`.
 
 use std::collections::BTreeMap;
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
+use hayfork_guest_kernel::Flavour;
 use hayfork_sandbox::images::manifest::{FILE_NAME, FORMAT, Image, Part, SetManifest};
 use hayfork_sandbox::images::{ImageSet, locate::CURRENT};
 
@@ -28,18 +30,24 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     kernel: Option<Piece>,
+    /// Kernels of other flavours than the plain one, by flavour.
+    kernels: BTreeMap<String, Piece>,
     initramfs: Option<Piece>,
     /// By language: the image and its list of contents.
     images: BTreeMap<String, (Piece, PathBuf)>,
 }
 
 impl Parts {
-    /// Gives the kernel.
+    /// Gives the kernel of a flavour.
     ///
     /// # Errors
     /// The entry has no kernel in it.
-    pub(crate) fn kernel(&mut self, entry: &Entry) -> Result<()> {
-        self.kernel = Some(Piece::of(entry, kernel::FILE)?);
+    pub(crate) fn kernel(&mut self, flavour: Flavour, entry: &Entry) -> Result<()> {
+        let piece = Piece::of(entry, kernel::FILE)?;
+        match flavour {
+            Flavour::Plain => self.kernel = Some(piece),
+            other => drop(self.kernels.insert(other.name().to_owned(), piece)),
+        }
         Ok(())
     }
 
@@ -79,6 +87,12 @@ impl Parts {
             if set.initramfs().is_ok() {
                 self.initramfs.get_or_insert_with(|| piece(&manifest.initramfs, set));
             }
+            for (flavour, part) in &manifest.kernels {
+                let known = flavour.parse::<Flavour>().is_ok();
+                if known && is_there(set, part) {
+                    self.kernels.entry(flavour.clone()).or_insert_with(|| piece(part, set));
+                }
+            }
             for (language, image) in &manifest.images {
                 if set.image(language).is_ok() && languages.contains(language) {
                     let part = Part {
@@ -109,6 +123,12 @@ impl Parts {
         let initramfs = self.initramfs.as_ref().context("a set needs an initramfs")?;
         let mut files: Vec<(String, &Path)> =
             vec![(kernel::FILE.to_owned(), &kernel.path), (initramfs::FILE.to_owned(), &initramfs.path)];
+        let mut kernels = BTreeMap::new();
+        for (flavour, piece) in &self.kernels {
+            let part = piece.part(&kernel::file_in_set(flavour.parse()?));
+            files.push((part.file.clone(), &piece.path));
+            kernels.insert(flavour.clone(), part);
+        }
         let mut images = BTreeMap::new();
         for (language, (piece, contents)) in &self.images {
             let image = Image {
@@ -125,6 +145,7 @@ impl Parts {
             format: FORMAT,
             version: version.to_owned(),
             kernel: kernel.part(kernel::FILE),
+            kernels,
             initramfs: initramfs.part(initramfs::FILE),
             images,
         };
@@ -173,8 +194,15 @@ impl Piece {
 
 /// Whether all files of a set are there in their sizes.
 fn is_whole(set: &ImageSet) -> bool {
+    let kernels = || set.manifest().kernels.values().all(|part| is_there(set, part));
     let images = || set.languages().all(|language| set.image(language).is_ok());
-    set.kernel().is_ok() && set.initramfs().is_ok() && images()
+    set.kernel().is_ok() && kernels() && set.initramfs().is_ok() && images()
+}
+
+/// Whether a part of a set is there in its size.
+fn is_there(set: &ImageSet, part: &Part) -> bool {
+    fs::metadata(set.directory().join(&part.file))
+        .is_ok_and(|file| file.is_file() && file.len() == part.bytes)
 }
 
 fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
@@ -187,8 +215,43 @@ fn link_or_copy(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot put {} into the set", from.display()))
 }
 
-/// Replaces the link `current` in one step.
+/// How long a set stays after another one has become the current one. Who opened it before may still use its files.
+const KEEP_OLD: Duration = Duration::from_secs(24 * 60 * 60);
+/// The most sets that one call removes: whoever only wants to run something does not wait for a big clean-up.
+const PRUNE_AT_MOST: usize = 64;
+
+/// Removes sets that have not been the current one for a day. Only the sets go: what they were linked from stays in the
+/// store, for `cargo xtask clean --old`. Gives their number.
+///
+/// # Errors
+/// The directory of sets cannot be read, or a set not removed.
+pub(crate) fn prune(store: &Store) -> Result<usize> {
+    let sets = store.root().join("sets");
+    let _lock = store.lock("sets", || {})?;
+    let current = fs::canonicalize(store.root().join(CURRENT)).ok();
+    let mut removed = 0;
+    for entry in fs::read_dir(&sets).with_context(|| format!("cannot list {}", sets.display()))? {
+        let path = entry?.path();
+        let metadata = fs::symlink_metadata(&path)?;
+        // `point_current` sets the time of the set that it replaces.
+        let age = metadata.modified().ok().and_then(|then| SystemTime::now().duration_since(then).ok());
+        let is_old = age.is_some_and(|age| age > KEEP_OLD);
+        let is_current = fs::canonicalize(&path).ok() == current;
+        if metadata.is_dir() && is_old && !is_current && removed < PRUNE_AT_MOST {
+            remove_tree(&path)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+/// Replaces the link `current` in one step. The set that it pointed to is old from now on.
 fn point_current(store: &Store, key: &str) -> Result<()> {
+    let before = fs::canonicalize(store.root().join(CURRENT)).ok();
+    if let Some(before) = before.filter(|before| !before.ends_with(key)) {
+        // A set that cannot be marked goes a little earlier.
+        drop(File::open(before).and_then(|directory| directory.set_modified(SystemTime::now())));
+    }
     let aside = store.root().join(format!("{CURRENT}.new"));
     drop(fs::remove_file(&aside));
     symlink(Path::new("sets").join(key), &aside)
@@ -216,7 +279,7 @@ mod tests {
 
     fn all(store: &Store, key: &str) -> Parts {
         let mut parts = Parts::default();
-        parts.kernel(&entry(store, "kernel", key, &[kernel::FILE])).expect("kernel");
+        parts.kernel(Flavour::Plain, &entry(store, "kernel", key, &[kernel::FILE])).expect("kernel");
         parts.initramfs(&entry(store, "initramfs", key, &[initramfs::FILE])).expect("initramfs");
         for language in ["python", "shell"] {
             let files = [image::FILE, image::CONTENTS];
@@ -270,6 +333,59 @@ mod tests {
         set.verify().expect("digests hold");
         assert_eq!(fs::read(set.initramfs().expect("file")).expect("read"), b"initramfs k2 initramfs.cpio");
         assert_eq!(fs::read(set.kernel().expect("file")).expect("read"), b"kernel k1 vmlinux");
+    }
+
+    #[test]
+    fn a_kernel_of_another_flavour_stands_beside_the_plain_one() {
+        use hayfork_vmm::backend::KernelFlavour;
+
+        let directory = tempfile::tempdir().expect("tempdir");
+        let store = Store::new(directory.path().join("cache"));
+        let mut parts = all(&store, "k1");
+        let plain = parts.assemble(&store, "0.1.0").expect("assembles");
+        parts.kernel(Flavour::Pvm, &entry(&store, "kernel", "pvm", &[kernel::FILE])).expect("kernel");
+        let both = parts.assemble(&store, "0.1.0").expect("assembles");
+        assert_ne!(both, plain);
+        let set = ImageSet::open(&both).expect("opens");
+        set.verify().expect("digests hold");
+        let path = set.kernel_of(KernelFlavour::Pvm).expect("pvm");
+        assert!(path.ends_with("vmlinux-pvm"));
+        assert_eq!(fs::read(path).expect("read"), b"kernel pvm vmlinux");
+
+        // It stays in a set that is made without it, and a set that has lost it is made again.
+        let mut again = all(&store, "k1");
+        assert!(again.complete(&store, &languages()).is_empty());
+        assert_eq!(again.assemble(&store, "0.1.0").expect("assembles"), both);
+        fs::remove_file(both.join("vmlinux-pvm")).expect("remove");
+        assert_eq!(parts.assemble(&store, "0.1.0").expect("assembles"), both);
+        ImageSet::open(&both).expect("opens").verify().expect("whole");
+    }
+
+    #[test]
+    fn sets_go_a_day_after_they_were_the_current_one() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let store = Store::new(directory.path().join("cache"));
+        let day = KEEP_OLD + Duration::from_secs(60);
+        let age = |set: &Path| {
+            let then = SystemTime::now().checked_sub(day).expect("time");
+            File::open(set).and_then(|set| set.set_modified(then)).expect("sets");
+        };
+        let [one, two, three] = ["1", "2", "3"].map(|key| {
+            let made = all(&store, key).assemble(&store, "0.1.0").expect("assembles");
+            // Made long ago, but the current one until the next is made.
+            age(&made);
+            made
+        });
+        assert_eq!(prune(&store).expect("prunes"), 0);
+        assert!(one.exists() && two.exists() && three.exists(), "a set is as old as its replacement");
+        age(&one);
+        assert_eq!(prune(&store).expect("prunes"), 1);
+        assert!(!one.exists() && two.exists() && three.exists(), "the current one stays, however old");
+        assert!(store.find("kernel", "1").is_some(), "what it was made of stays");
+        fs::write(store.root().join("sets/somebody-elses"), "").expect("write");
+        age(&two);
+        assert_eq!(prune(&store).expect("prunes"), 1);
+        assert_eq!(prune(&store).expect("prunes"), 0);
     }
 
     #[test]

@@ -105,6 +105,8 @@ fn subdirectories(directory: &Path) -> Result<Vec<std::path::PathBuf>> {
 
 #[cfg(test)]
 mod tests {
+    use hayfork_guest_kernel::Flavour;
+
     use crate::set::Parts;
     use crate::store::Built;
 
@@ -121,7 +123,7 @@ mod tests {
                 };
                 store.get_or_build(kind, key, || {}, build).expect("entry")
             };
-            parts.kernel(&entry("kernel", kernel::FILE)).expect("kernel");
+            parts.kernel(Flavour::Plain, &entry("kernel", kernel::FILE)).expect("kernel");
             parts.initramfs(&entry("initramfs", initramfs::FILE)).expect("initramfs");
             parts.assemble(store, "0.1.0").expect("assembles");
         }

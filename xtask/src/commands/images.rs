@@ -1,21 +1,22 @@
 //! `cargo xtask images`: builds the parts of an image set and puts the set together.
 //!
-//! The kernel is built beside the other parts, since it takes longest and the others wait for the network
-//! now and then. A part that is in the cache costs next to nothing. When all parts are there, the set is
+//! Kernels are built beside the other parts, since they take longest and the others wait for the network
+//! now and then. Every set has the plain kernel; one of another flavour is built where this host's probe says that
+//! it would run, or when asked for. A part that is in the cache costs next to nothing. When all parts are there, the set is
 //! made and `current` points to it.
 
-use std::iter;
 use std::path::PathBuf;
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use hayfork_guest_kernel::Flavour;
 use hayfork_sandbox::images::ImageSet;
 
 use crate::context::Context;
 use crate::image::{self, resolve::Freshness};
 use crate::packages::{self, Purpose};
 use crate::progress::megabytes;
-use crate::set::Parts;
+use crate::set::{self, Parts};
 use crate::store::Entry;
 use crate::{initramfs, kernel};
 
@@ -24,9 +25,12 @@ mod reproducible;
 /// Options of `images`.
 #[derive(Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Build these parts only: kernel, initramfs, or a language. May be repeated.
+    /// Build these parts only: kernel, kernel-pvm, initramfs, or a language. May be repeated.
     #[arg(long, value_name = "PART")]
     only: Vec<String>,
+    /// Build the guest kernel of this flavour too, whatever this host's /dev/kvm is: pvm. May be repeated.
+    #[arg(long, value_name = "FLAVOUR")]
+    flavour: Vec<Flavour>,
     /// Build the kernel from this source tree instead of Debian's package.
     #[arg(long, value_name = "DIR")]
     kernel_source: Option<PathBuf>,
@@ -59,7 +63,7 @@ impl Options {
 /// A part of a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Which {
-    Kernel,
+    Kernel(Flavour),
     Initramfs,
     Image(String),
 }
@@ -67,7 +71,9 @@ enum Which {
 impl Which {
     fn name(&self) -> &str {
         match self {
-            Self::Kernel => "kernel",
+            Self::Kernel(Flavour::Plain) => "kernel",
+            Self::Kernel(Flavour::Pvm) => "kernel-pvm",
+            Self::Kernel(other) => other.name(),
             Self::Initramfs => "initramfs",
             Self::Image(language) => language,
         }
@@ -83,7 +89,8 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let context = Context::new()?;
     let languages = image::languages(&context)?;
-    let wanted = select(&options.only, &languages)?;
+    let host = kernel::flavours_of_this_host();
+    let wanted = select(&options.only, &kernels(&options.flavour, &host), &languages)?;
     install_packages(&context, options, &wanted)?;
 
     let built = build_all(&context, options, &wanted);
@@ -91,11 +98,16 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
     let mut failures = Vec::new();
     for (which, result) in wanted.iter().zip(built) {
         let added = result.and_then(|entry| match which {
-            Which::Kernel => parts.kernel(&entry),
+            Which::Kernel(flavour) => parts.kernel(*flavour, &entry),
             Which::Initramfs => parts.initramfs(&entry),
             Which::Image(language) => parts.image(language, &entry),
         });
-        failures.extend(added.err().map(|error| format!("{}: {error:#}", which.name())));
+        let Err(error) = added else { continue };
+        if is_optional(which, options) {
+            context.progress.note(&format!("{}: goes without: {error:#}", which.name()));
+        } else {
+            failures.push(format!("{}: {error:#}", which.name()));
+        }
     }
     if !failures.is_empty() {
         bail!(failures.join("\n"));
@@ -110,6 +122,10 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     let directory = parts.assemble(&context.store, env!("CARGO_PKG_VERSION"))?;
+    // Only a nuisance: the next call tries again.
+    if let Err(error) = set::prune(&context.store) {
+        context.progress.note(&format!("old image sets stay: {error:#}"));
+    }
     let set = ImageSet::open(&directory).context("the new set cannot be opened")?;
     let bytes = set.manifest().files().map(|(_, _, bytes)| bytes).sum();
     eprintln!("images: {} ({})", directory.display(), megabytes(bytes));
@@ -129,10 +145,10 @@ pub(crate) fn needed() -> Result<PathBuf> {
 /// Adds parts that were not asked for but are in the cache, so that a set can be made of what there is.
 fn add_known(context: &Context, languages: &[String], wanted: &[Which], parts: &mut Parts) -> Result<()> {
     let unwanted = |which: &Which| !wanted.contains(which);
-    if unwanted(&Which::Kernel)
-        && let Some(entry) = kernel::find(context, None, Freshness::Any)?
+    if unwanted(&Which::Kernel(Flavour::Plain))
+        && let Some(entry) = kernel::find(context, Flavour::Plain, None, Freshness::Any)?
     {
-        parts.kernel(&entry)?;
+        parts.kernel(Flavour::Plain, &entry)?;
     }
     for language in languages {
         if unwanted(&Which::Image(language.clone()))
@@ -144,22 +160,44 @@ fn add_known(context: &Context, languages: &[String], wanted: &[Which], parts: &
     Ok(())
 }
 
-/// The parts that `--only` names, in the order of building; all if it names none.
-fn select(only: &[String], languages: &[String]) -> Result<Vec<Which>> {
-    let all = || {
+/// The flavours to build: the plain one, what this host runs, and what is asked for; each once.
+fn kernels(asked: &[Flavour], host: &[Flavour]) -> Vec<Flavour> {
+    let mut flavours = vec![Flavour::Plain];
+    for flavour in asked.iter().chain(host) {
+        if !flavours.contains(flavour) {
+            flavours.push(*flavour);
+        }
+    }
+    flavours
+}
+
+/// Whether a set is made without this part if it cannot be built: a kernel that nobody has asked for, and without
+/// which machines run under QEMU.
+fn is_optional(which: &Which, options: &Options) -> bool {
+    let Which::Kernel(flavour) = which else { return false };
+    *flavour != Flavour::Plain
+        && !options.flavour.contains(flavour)
+        && !options.only.iter().any(|name| name == which.name())
+}
+
+/// The parts that `--only` names, in the order of building; if it names none, all with the kernels given.
+fn select(only: &[String], kernels: &[Flavour], languages: &[String]) -> Result<Vec<Which>> {
+    let all = |kernels: &[Flavour]| {
+        let kernels = kernels.iter().copied().map(Which::Kernel);
         let images = languages.iter().cloned().map(Which::Image);
         // The initramfs comes last: it takes the interpreter out of the Python image.
-        iter::once(Which::Kernel).chain(images).chain([Which::Initramfs]).collect::<Vec<_>>()
+        kernels.chain(images).chain([Which::Initramfs]).collect::<Vec<_>>()
     };
     if only.is_empty() {
-        return Ok(all());
+        return Ok(all(kernels));
     }
-    let unknown = only.iter().find(|name| !all().iter().any(|part| part.name() == *name));
+    let known = all(Flavour::ALL);
+    let unknown = only.iter().find(|name| !known.iter().any(|part| part.name() == *name));
     if let Some(name) = unknown {
-        let names: Vec<String> = all().iter().map(|part| part.name().to_owned()).collect();
+        let names: Vec<&str> = known.iter().map(Which::name).collect();
         bail!("there is no part {name:?}; the parts are {}", names.join(", "));
     }
-    Ok(all().into_iter().filter(|part| only.iter().any(|name| part.name() == name)).collect())
+    Ok(known.into_iter().filter(|part| only.iter().any(|name| part.name() == name)).collect())
 }
 
 /// Installs what the parts that are not in the cache need.
@@ -172,8 +210,9 @@ fn install_packages(context: &Context, options: &Options, wanted: &[Which]) -> R
     for which in wanted {
         match which {
             Which::Initramfs => {}
-            Which::Kernel => {
-                let cached = kernel::find(context, options.kernel_source.as_deref(), freshness)?.is_some();
+            Which::Kernel(flavour) => {
+                let tree = options.kernel_source.as_deref();
+                let cached = kernel::find(context, *flavour, tree, freshness)?.is_some();
                 if !cached || options.check_reproducible {
                     purposes.push(Purpose::Kernel);
                 }
@@ -192,34 +231,31 @@ fn install_packages(context: &Context, options: &Options, wanted: &[Which]) -> R
     packages::ensure(&purposes, &context.progress)
 }
 
-/// Builds the parts: the kernel in a thread of its own, the others one after the other.
+/// Builds the parts: the kernels, one after the other, in a thread of their own, the others beside them.
 fn build_all(context: &Context, options: &Options, wanted: &[Which]) -> Vec<Result<Entry>> {
-    thread::scope(|scope| {
-        let lanes: Vec<_> = wanted
-            .iter()
-            .map(|which| {
-                (which == &Which::Kernel).then(|| scope.spawn(|| build_one(context, options, which)))
-            })
-            .collect();
-        // Everything that has no thread, before the kernel's is waited for.
-        let mut results: Vec<Option<Result<Entry>>> = wanted
-            .iter()
-            .zip(&lanes)
-            .map(|(which, lane)| lane.is_none().then(|| build_one(context, options, which)))
-            .collect();
-        for (result, lane) in results.iter_mut().zip(lanes) {
-            if let Some(lane) = lane {
-                *result = Some(lane.join().unwrap_or_else(|_| Err(anyhow!("the builder panicked"))));
-            }
-        }
-        results.into_iter().flatten().collect()
-    })
+    let is_kernel = |which: &&Which| matches!(which, Which::Kernel(_));
+    let build = |which| build_one(context, options, which);
+    let (kernels, others) = thread::scope(|scope| {
+        let lane = scope.spawn(|| wanted.iter().filter(is_kernel).map(build).collect::<Vec<_>>());
+        let others: Vec<_> = wanted.iter().filter(|which| !is_kernel(which)).map(build).collect();
+        (lane.join(), others)
+    });
+    let panicked = || anyhow!("the builder panicked");
+    let mut kernels = kernels.unwrap_or_default().into_iter();
+    let mut others = others.into_iter();
+    wanted
+        .iter()
+        .map(|which| if is_kernel(&which) { kernels.next() } else { others.next() })
+        .map(|result| result.unwrap_or_else(|| Err(panicked())))
+        .collect()
 }
 
 fn build_one(context: &Context, options: &Options, which: &Which) -> Result<Entry> {
     let task = context.progress.task(which.name());
     let entry = match which {
-        Which::Kernel => kernel::make(context, options.kernel_source.as_deref(), options.freshness(), &task)?,
+        Which::Kernel(flavour) => {
+            kernel::make(context, *flavour, options.kernel_source.as_deref(), options.freshness(), &task)?
+        }
         Which::Initramfs => {
             let python = image::find(context, "python", Freshness::Any)?;
             initramfs::make(context, python.as_ref(), &task)?
@@ -246,17 +282,47 @@ mod tests {
         ["javascript", "python"].map(str::to_owned).to_vec()
     }
 
-    fn names(only: &[&str]) -> Result<Vec<String>> {
+    fn names(only: &[&str], kernels: &[Flavour]) -> Result<Vec<String>> {
         let only: Vec<String> = only.iter().map(|name| (*name).to_owned()).collect();
-        Ok(select(&only, &languages())?.iter().map(|which| which.name().to_owned()).collect())
+        Ok(select(&only, kernels, &languages())?.iter().map(|which| which.name().to_owned()).collect())
     }
 
     #[test]
     fn parts_are_selected_by_name() {
-        assert_eq!(names(&[]).expect("all"), ["kernel", "javascript", "python", "initramfs"]);
-        assert_eq!(names(&["initramfs", "python", "initramfs"]).expect("two"), ["python", "initramfs"]);
-        let error = names(&["perl"]).expect_err("unknown").to_string();
+        let plain = [Flavour::Plain];
+        assert_eq!(names(&[], &plain).expect("all"), ["kernel", "javascript", "python", "initramfs"]);
+        assert_eq!(
+            names(&[], Flavour::ALL).expect("all"),
+            ["kernel", "kernel-pvm", "javascript", "python", "initramfs"]
+        );
+        assert_eq!(
+            names(&["initramfs", "python", "initramfs"], &plain).expect("two"),
+            ["python", "initramfs"]
+        );
+        assert_eq!(names(&["kernel-pvm"], &plain).expect("by name"), ["kernel-pvm"]);
+        let error = names(&["perl"], &plain).expect_err("unknown").to_string();
         assert!(error.contains("perl") && error.contains("javascript, python, initramfs"), "{error}");
+    }
+
+    #[test]
+    fn the_flavours_are_the_plain_one_and_what_the_host_or_the_caller_wants() {
+        let pvm = [Flavour::Pvm];
+        assert_eq!(kernels(&[], &[]), [Flavour::Plain]);
+        for (asked, host) in [(&pvm[..], &[][..]), (&[], &pvm), (&pvm, &pvm)] {
+            assert_eq!(kernels(asked, host), [Flavour::Plain, Flavour::Pvm]);
+        }
+        assert_eq!(kernels(&[Flavour::Plain, Flavour::Plain], &[]), [Flavour::Plain]);
+    }
+
+    #[test]
+    fn only_a_kernel_that_nobody_asked_for_may_be_missing() {
+        let pvm = Which::Kernel(Flavour::Pvm);
+        let options = Options::default();
+        assert!(is_optional(&pvm, &options));
+        assert!(!is_optional(&Which::Kernel(Flavour::Plain), &options));
+        assert!(!is_optional(&Which::Initramfs, &options));
+        assert!(!is_optional(&pvm, &Options { flavour: vec![Flavour::Pvm], ..Options::default() }));
+        assert!(!is_optional(&pvm, &Options { only: vec!["kernel-pvm".to_owned()], ..Options::default() }));
     }
 
     #[test]

@@ -39,9 +39,10 @@ pub(super) fn check(context: &Context, options: &Options, wanted: &[Which]) -> R
 fn check_one(context: &Context, options: &Options, which: &Which, scratch: &Path) -> Result<Vec<String>> {
     let task = context.progress.task(which.name());
     let (first, file) = match which {
-        Which::Kernel => {
-            let entry = kernel::make(context, options.kernel_source.as_deref(), Freshness::Any, &task)?;
-            kernel::make_again(options.kernel_source.as_deref(), scratch, &task)?;
+        Which::Kernel(flavour) => {
+            let tree = options.kernel_source.as_deref();
+            let entry = kernel::make(context, *flavour, tree, Freshness::Any, &task)?;
+            kernel::make_again(*flavour, tree, scratch, &task)?;
             (entry, kernel::FILE)
         }
         Which::Initramfs => {
