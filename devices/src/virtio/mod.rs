@@ -6,6 +6,7 @@
 //! - a folder for each device.
 
 pub mod block;
+pub mod console;
 pub mod device;
 pub mod queue;
 pub mod rng;
