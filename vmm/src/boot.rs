@@ -12,6 +12,7 @@
 //! | [`mptable`] | processors, I/O APIC, interrupt lines |
 //! | [`entry`] | page tables, descriptor table, first registers |
 //! | [`cpuid`] | what the processor tells about itself |
+//! | [`native_cpuid`] | on kvm_pvm: what the processor tells and the kernel must not use |
 //! | [`command_line`] | the kernel's parameters |
 
 pub mod command_line;
@@ -19,4 +20,5 @@ pub mod cpuid;
 pub mod entry;
 pub mod kernel;
 pub mod mptable;
+pub mod native_cpuid;
 pub mod params;

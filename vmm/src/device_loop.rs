@@ -20,16 +20,16 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::threads;
+
 pub use doorbells::{DoorbellSubscriber, ring};
 pub use vsock::{AGENT_PORT, Vsock, VsockSubscriber};
-
-/// The stack of the thread, in bytes.
-const STACK: usize = 256 * 1024;
 
 /// Something that is served by the loop.
 pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
@@ -59,11 +59,11 @@ impl MutEventSubscriber for StopSubscriber {
 }
 
 impl DeviceLoop {
-    /// Starts a thread that serves `subscribers`. `prepare` runs first in it, to set its signal mask.
+    /// Starts a thread that serves `subscribers`.
     ///
     /// # Errors
     /// There is no descriptor, memory or thread left.
-    pub fn start(subscribers: Vec<Subscriber>, prepare: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+    pub fn start(subscribers: Vec<Subscriber>) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stop = Arc::new(Stop { wanted: AtomicBool::new(false), bell });
         let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;
@@ -72,18 +72,15 @@ impl DeviceLoop {
             manager.add_subscriber(subscriber);
         }
         let watched = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("hayfork-devices".into()).stack_size(STACK).spawn(
-            move || {
-                prepare();
-                while !watched.wanted.load(Ordering::SeqCst) {
-                    if let Err(error) = manager.run() {
-                        // Only a lack of kernel memory gets here. Waiting makes room.
-                        tracing::warn!(%error, "waiting for device events");
-                        std::thread::sleep(std::time::Duration::from_millis(10));
-                    }
+        let thread = threads::spawn(Builder::new().name("hayfork-devices".into()), move || {
+            while !watched.wanted.load(Ordering::SeqCst) {
+                if let Err(error) = manager.run() {
+                    // Only a lack of kernel memory gets here. Waiting makes room.
+                    tracing::warn!(%error, "waiting for device events");
+                    std::thread::sleep(Duration::from_millis(10));
                 }
-            },
-        )?;
+            }
+        })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 

@@ -1,13 +1,31 @@
-//! The monitor of hayfork. It holds the backend trait that the engine works with, and the probe that tells a hypervisor
-//! that can be used from one that only looks like it; its own hypervisor seam, machine and snapshots are to come.
+//! The monitor of hayfork: runs Linux guests in this process, straight through the host's hypervisor.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`backend`] | the trait that the engine works with; the monitor and QEMU implement it |
+//! | [`monitor`] | the monitor as such a backend |
+//! | [`machine`] | one virtual machine: what it is made of, in which order, and how it ends |
+//! | [`device_loop`] | the thread that serves a machine's devices |
+//! | [`boot`] | kernel, parameters and tables: what a guest finds when it starts |
+//! | [`memory`] | guest memory and the images that guests share |
+//! | [`vcpu`] | the threads that execute a guest |
+//! | [`hypervisor`] | the seam: what the rest asks of a hypervisor; KVM behind it; the probe |
+//! | [`threads`] | threads in somebody else's process |
+//!
+//! Modules use only those below them.
 
 pub mod backend;
+pub mod hypervisor;
+pub mod threads;
+pub mod vcpu;
+
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod boot;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod device_loop;
-pub mod hypervisor;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod machine;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod memory;
-pub mod threads;
-pub mod vcpu;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod monitor;

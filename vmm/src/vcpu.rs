@@ -263,8 +263,9 @@ impl<V: Vm> VcpuThreads<V> {
     }
 }
 
-impl<V: Vm> Drop for VcpuThreads<V> {
-    fn drop(&mut self) {
+impl<V: Vm> VcpuThreads<V> {
+    /// Ends all virtual CPUs and waits until their threads are gone. Dropping does the same.
+    pub fn join(&mut self) {
         let threads = std::mem::take(&mut self.threads);
         if self.check_process().is_err() {
             // They are threads of another process, and waiting for them would be forever.
@@ -276,6 +277,12 @@ impl<V: Vm> Drop for VcpuThreads<V> {
             // A panic of it has been reported as the end.
             let _ = thread.join();
         }
+    }
+}
+
+impl<V: Vm> Drop for VcpuThreads<V> {
+    fn drop(&mut self) {
+        self.join();
     }
 }
 

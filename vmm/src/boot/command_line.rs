@@ -7,6 +7,7 @@
 //! | `noreplace-smp` | see the guest kernel's configuration |
 //! | `clocksource=kvm-clock` | where the host cannot offset the time stamp counter, a guest that reads it would see it jump over a snapshot |
 //! | `nokaslr no_timer_check` | kvm_pvm: the kernel stays where it was linked, and the timer's check counts interrupts that are late there |
+//! | `clearcpuid=…` | kvm_pvm: see [`super::native_cpuid`] |
 //! | `virtio_mmio.device=4K@ADDRESS:LINE` | one for each device, in order: there is no bus to look on |
 
 use std::fmt::Write as _;
@@ -14,22 +15,28 @@ use std::fmt::Write as _;
 use crate::memory::layout;
 
 /// What the words depend on, apart from the machine itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Platform {
     /// The host cannot offset the guest's time stamp counter.
     pub fixed_tsc: bool,
     /// kvm_pvm, with the kernel that is made for it.
     pub pvm: bool,
+    /// Features of the processor that the kernel must not use, by Linux's names.
+    pub refused_features: Vec<&'static str>,
 }
 
 /// The whole line: ours, then the devices, then `spec`, which so has the last word.
-pub fn build(platform: Platform, devices: usize, spec: &str) -> String {
+pub fn build(platform: &Platform, devices: usize, spec: &str) -> String {
     let mut line = String::from("console=ttyS0 panic=-1 reboot=k noreplace-smp");
     if platform.fixed_tsc {
         line.push_str(" clocksource=kvm-clock");
     }
     if platform.pvm {
         line.push_str(" nokaslr no_timer_check");
+    }
+    if !platform.refused_features.is_empty() {
+        line.push_str(" clearcpuid=");
+        line.push_str(&platform.refused_features.join(","));
     }
     for index in 0..devices {
         let (address, number) = (layout::device_address(index).0, layout::device_line(index));
@@ -50,18 +57,23 @@ mod tests {
     #[test]
     fn the_whole_line() {
         assert_eq!(
-            build(Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
+            build(&Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
             "console=ttyS0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
              virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024"
         );
-        let pvm = build(Platform { fixed_tsc: true, pvm: true }, 0, "");
-        assert!(pvm.ends_with("noreplace-smp clocksource=kvm-clock nokaslr no_timer_check"), "{pvm}");
+        let pvm =
+            build(&Platform { fixed_tsc: true, pvm: true, refused_features: vec!["pcid", "smep"] }, 0, "");
+        assert!(
+            pvm.ends_with("noreplace-smp clocksource=kvm-clock nokaslr no_timer_check clearcpuid=pcid,smep"),
+            "{pvm}"
+        );
     }
 
     #[test]
     fn it_fits_with_every_device_and_the_longest_addition() {
         let spec = "x".repeat(crate::backend::MAX_COMMAND_LINE);
-        let line = build(Platform { fixed_tsc: true, pvm: true }, 6, &spec);
+        let refused_features = super::super::native_cpuid::refused(&[], |_, _| [u32::MAX; 4]).collect();
+        let line = build(&Platform { fixed_tsc: true, pvm: true, refused_features }, 6, &spec);
         assert!(line.len() < layout::COMMAND_LINE_SIZE, "{}", line.len());
     }
 }

@@ -26,6 +26,9 @@ const HYPER_THREADING: u32 = 1 << 28;
 const LEAF_7_EBX_OFF: u32 = bits(&[2, 4, 11, 12, 14, 15, 25]);
 /// ECX of leaf 7: WAITPKG, SGX launch control, protection keys for supervisors.
 const LEAF_7_ECX_OFF: u32 = bits(&[5, 30, 31]);
+/// Numbered address spaces: kvm_pvm tells of them and refuses CR4.PCIDE.
+const PCID: u32 = 1 << 17;
+const INVPCID: u32 = 1 << 10;
 const ALWAYS_RUNNING_TIMER: u32 = 1 << 2;
 
 /// EAX of leaf `0x4000_0001`: the clock (both interfaces), delays by port are needless, PV EOI, flush by request, stable clock.
@@ -71,6 +74,9 @@ pub fn leaves(supported: &[CpuidEntry], index: u8, processors: Processors) -> Ve
                 entry.ebx = entry.ebx & 0xffff | u32::from(count) << 16 | id << 24;
                 entry.ecx = entry.ecx & !LEAF_1_ECX_OFF | HYPERVISOR;
                 entry.edx &= !(1 << 21); // debug store
+                if pvm {
+                    entry.ecx &= !PCID;
+                }
                 entry.edx =
                     if count > 1 { entry.edx | HYPER_THREADING } else { entry.edx & !HYPER_THREADING };
             }
@@ -87,6 +93,9 @@ pub fn leaves(supported: &[CpuidEntry], index: u8, processors: Processors) -> Ve
             7 if entry.index == 0 => {
                 entry.ebx &= !LEAF_7_EBX_OFF;
                 entry.ecx &= !LEAF_7_ECX_OFF;
+                if pvm {
+                    entry.ebx &= !INVPCID;
+                }
             }
             0xa | 0x23 => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
             0x4000_0000 => entry.eax = entry.eax.max(0x4000_0010),

@@ -16,7 +16,7 @@ const KEPT: usize = 4;
 /// An initramfs in memory.
 #[derive(Debug)]
 pub(crate) struct Initramfs {
-    pub(crate) image: SealedImage,
+    pub(crate) image: Arc<SealedImage>,
     /// Bytes of the file: the image is longer, by whole pages.
     pub(crate) len: u64,
 }
@@ -59,7 +59,7 @@ impl Images {
     pub(crate) fn initramfs(&self, path: &Path) -> Result<Arc<Initramfs>, BackendError> {
         fetch(&self.initramfs, "initramfs", path, |file, len| {
             let image = SealedImage::of_file("hayfork-initramfs", &file).map_err(io::Error::other)?;
-            Ok(Initramfs { image, len })
+            Ok(Initramfs { image: Arc::new(image), len })
         })
     }
 }

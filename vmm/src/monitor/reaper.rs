@@ -7,9 +7,10 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
 use std::time::Duration;
 
-use crate::hypervisor::threads;
+use crate::threads;
 
 /// Machines that wait to be taken apart before their owners do it themselves.
 const BACKLOG: usize = 32;
@@ -28,8 +29,7 @@ struct Queue {
     busy: bool,
 }
 
-static QUEUE: Mutex<Queue> =
-    Mutex::new(Queue { waiting: VecDeque::new(), served_by: None, busy: false });
+static QUEUE: Mutex<Queue> = Mutex::new(Queue { waiting: VecDeque::new(), served_by: None, busy: false });
 static CHANGED: Condvar = Condvar::new();
 
 /// The queue holds values that are put in and taken out whole, so a panic elsewhere leaves it good.
@@ -48,7 +48,7 @@ pub(crate) fn bury(remains: Remains) {
     queue.waiting.push_back(remains);
     let process = std::process::id();
     if queue.served_by != Some(process) {
-        let started = std::thread::Builder::new().name("hayfork-reaper".into()).spawn(reap);
+        let started = threads::spawn(Builder::new().name("hayfork-reaper".into()), reap);
         if started.is_err() {
             let waiting = std::mem::take(&mut queue.waiting);
             drop(queue);
@@ -69,7 +69,6 @@ pub fn settle() {
 }
 
 fn reap() {
-    threads::block_signals();
     let mut queue = queue();
     loop {
         if let Some(remains) = queue.waiting.pop_front() {
@@ -81,8 +80,7 @@ fn reap() {
             CHANGED.notify_all();
             continue;
         }
-        let (again, timeout) =
-            CHANGED.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
+        let (again, timeout) = CHANGED.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
         queue = again;
         if timeout.timed_out() && queue.waiting.is_empty() {
             queue.served_by = None;

@@ -1,0 +1,213 @@
+//! One virtual machine: memory, processors, devices, and what is told of its end.
+//!
+//! # Made in this order
+//! ```text
+//!  RAM ── kernel, initramfs, parameters, tables ──► memory slots ──► interrupt chip ──► processors ──► doorbells ──► run
+//! ```
+//! Memory slots come before the interrupt chip, and doorbells last: in the other order the kernel makes each memory slot wait
+//! for 7 ms (measured; the reason stands in [`crate::hypervisor::kvm`]).
+//!
+//! # Threads
+//! One for each processor (`hayfork-vcpu0`, …), one for all devices (`hayfork-devices`). A processor that touches a device's
+//! registers does so on its own thread; everything that a doorbell rings for, and what comes from the host, is done by the
+//! devices' thread.
+//!
+//! # The end
+//! Processors end by the guest's wish, by a fault, or because the owner wants it. When the last one is out of the guest,
+//! [`Machine::end_fd`] becomes readable and [`Machine::report`] has an answer. What is left is taken apart in
+//! [another thread](crate::monitor::settle), because that takes a while.
+
+mod console;
+mod devices;
+mod ports;
+mod report;
+
+use std::any::Any;
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use self::console::Console;
+use self::devices::Devices;
+use crate::backend::{BackendError, ExitReport};
+use crate::boot::command_line::{self, Platform};
+use crate::boot::cpuid::{self, Processors};
+use crate::boot::kernel::Kernel;
+use crate::boot::{entry, mptable, native_cpuid, params};
+use crate::device_loop::DeviceLoop;
+use crate::hypervisor::x86_64::{X86Hypervisor, X86Vcpu};
+use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
+use crate::memory::{GuestRam, SealedImage};
+use crate::vcpu::{ExitCounts, VcpuError, VcpuThreads};
+
+/// What a machine is made of. All files are open already.
+#[derive(Debug)]
+pub struct Blueprint {
+    /// Bytes of RAM, in whole pages.
+    pub ram: u64,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// The kernel.
+    pub kernel: Arc<Kernel>,
+    /// The initramfs.
+    pub initramfs: Arc<SealedImage>,
+    /// Bytes of the initramfs; the image is longer, by whole pages.
+    pub initramfs_len: u64,
+    /// The root image, the guest's first disk, read-only.
+    pub root: Option<File>,
+    /// Kernel parameters beyond those that follow from the machine.
+    pub command_line: String,
+    /// Bytes of console output to keep.
+    pub console_bytes: usize,
+}
+
+/// A running machine. Dropping it ends it.
+pub struct Machine<V: Vm> {
+    /// First, so that processors are gone before anything that they use.
+    vcpus: VcpuThreads<V>,
+    devices: DeviceLoop,
+    console: Arc<Console>,
+    killed: AtomicBool,
+    channel: Option<UnixStream>,
+    /// What takes long to drop; gone once the machine was taken apart.
+    slow: Option<(Arc<V>, GuestRam)>,
+}
+
+impl<V: Vm> Machine<V>
+where
+    V::Vcpu: X86Vcpu,
+{
+    /// Makes a machine and lets its processors run.
+    ///
+    /// # Errors
+    /// The parts do not fit, or the host refuses something. Nothing is left behind.
+    pub fn start<H>(hypervisor: &H, blueprint: Blueprint) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V> + X86Hypervisor,
+    {
+        let facts = hypervisor.facts();
+        let pvm = facts.is_pvm;
+        let refused_features = if pvm {
+            native_cpuid::refused(hypervisor.supported_cpuid(), native_cpuid::native).collect()
+        } else {
+            Vec::new()
+        };
+        let platform = Platform { fixed_tsc: !facts.can_set_tsc, pvm, refused_features };
+        let (ram, entry) = load(&blueprint, &platform)?;
+
+        let vm = Arc::new(hypervisor.create_vm()?);
+        for (slot, region) in (0u32..).zip(ram.regions()) {
+            vm.map_memory(slot, &MappedRegion::from_mmap(region))?;
+        }
+        vm.create_interrupt_chip()?;
+
+        let console = Arc::new(Console::new(blueprint.console_bytes));
+        let devices = Devices::new(vm.as_ref(), ram.memory(), blueprint.root, &console)?;
+        let bus = Arc::new(devices.bus(vm.as_ref())?);
+        let supported = hypervisor.supported_cpuid().to_vec();
+        let count = blueprint.vcpus;
+        let setup = move |index: u8, vcpu: &mut V::Vcpu| -> Result<(), HypervisorError> {
+            let processors = Processors { count, tsc_khz: vcpu.tsc_khz()?, pvm };
+            let leaves = cpuid::leaves(&supported, index, processors);
+            entry::prepare(vcpu, &leaves, (index == 0).then_some(entry))
+        };
+        let vcpus = VcpuThreads::create(&vm, count, &bus, setup).map_err(vcpu_error)?;
+        let (devices, channel) = devices.serve(vm.as_ref())?;
+        vcpus.resume().map_err(vcpu_error)?;
+        Ok(Self {
+            vcpus,
+            devices,
+            console,
+            killed: AtomicBool::new(false),
+            channel: Some(channel),
+            slow: Some((vm, ram)),
+        })
+    }
+}
+
+impl<V: Vm> Machine<V> {
+    /// The host's end of the agent's stream; once.
+    pub fn take_channel(&mut self) -> Option<UnixStream> {
+        self.channel.take()
+    }
+
+    /// Becomes readable at the end, and stays so. Not to be read from.
+    pub fn end_fd(&self) -> BorrowedFd<'_> {
+        self.vcpus.end_fd()
+    }
+
+    /// How it ended; `None` while it runs.
+    pub fn report(&self) -> Option<ExitReport> {
+        let end = self.vcpus.end()?;
+        Some(report::report(end, self.killed.load(Ordering::SeqCst), &self.console))
+    }
+
+    /// The newest console output, as text that is safe to show.
+    pub fn console_tail(&self) -> String {
+        self.console.tail()
+    }
+
+    /// Asks the processors to leave the guest; does not wait. What ends from here on was killed.
+    pub fn kill(&self) {
+        if self.vcpus.end().is_none() {
+            self.killed.store(true, Ordering::SeqCst);
+        }
+        self.vcpus.stop();
+    }
+
+    /// Exits of the processors so far.
+    pub fn exit_counts(&self) -> ExitCounts {
+        self.vcpus.exit_counts()
+    }
+
+    /// Ends all threads, and returns what is slow to drop; once.
+    pub fn take_apart(&mut self) -> Option<Box<dyn Any + Send>> {
+        let slow = self.slow.take()?;
+        self.channel = None;
+        self.vcpus.join();
+        self.devices.stop();
+        Some(Box::new(slow))
+    }
+}
+
+/// Puts kernel, initramfs, parameters and tables into RAM, and says where the kernel begins.
+fn load(
+    blueprint: &Blueprint,
+    platform: &Platform,
+) -> Result<(GuestRam, vm_memory::GuestAddress), BackendError> {
+    let kernel = &blueprint.kernel;
+    let mut ram = GuestRam::new(blueprint.ram).map_err(prepare)?;
+    ram.overlay(vm_memory::GuestAddress(0), &kernel.image).map_err(prepare)?;
+    let initramfs = params::place_initramfs(&mut ram, kernel.end, &blueprint.initramfs).map_err(prepare)?;
+    let count = devices::count(blueprint.root.is_some());
+    let line = command_line::build(platform, count, &blueprint.command_line);
+    params::write(ram.memory(), ram.len(), &line, Some((initramfs, blueprint.initramfs_len)))
+        .map_err(prepare)?;
+    mptable::write(ram.memory(), blueprint.vcpus).map_err(prepare)?;
+    entry::write_tables(ram.memory()).map_err(prepare)?;
+    Ok((ram, kernel.entry))
+}
+
+/// Says what does not fit, with its cause.
+fn prepare(error: impl std::error::Error) -> BackendError {
+    let mut detail = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        detail.push_str(": ");
+        detail.push_str(&error.to_string());
+        cause = error.source();
+    }
+    BackendError::Prepare { detail }
+}
+
+fn vcpu_error(error: VcpuError) -> BackendError {
+    match error {
+        VcpuError::Create { source, .. } => BackendError::Hypervisor(source),
+        VcpuError::Threads(source) => {
+            BackendError::Spawn { what: "starting the processors' threads", source }
+        }
+        other => prepare(other),
+    }
+}

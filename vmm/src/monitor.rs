@@ -1,0 +1,116 @@
+//! The monitor as a [`Backend`]: machines run in this process.
+//!
+//! [`Monitor::check`](Backend::check) probes `/dev/kvm` once, and refuses it where it only emulates: a guest would not get
+//! through its boot. Kernel and initramfs are read once and kept for the next guest.
+//!
+//! In a child made by `fork` without `exec` a machine's handle is inert. Its threads are the parent's, and so are its memory
+//! (not inherited) and its virtual CPUs (KVM refuses every call); dropping the handle there forgets everything, so that
+//! nothing is closed or unmapped that the child has in the same place by then.
+
+mod images;
+mod machine;
+mod reaper;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::backend::{
+    Accelerator, Backend, BackendError, Capabilities, Machine as BackendMachine, MachineSpec,
+};
+use crate::device_loop::AGENT_PORT;
+use crate::hypervisor::kvm::KvmHypervisor;
+use crate::hypervisor::probe::{Verdict, probe};
+use crate::hypervisor::{HostFacts, Hypervisor};
+use crate::machine::{Blueprint, Machine};
+
+use self::images::Images;
+use self::machine::MonitorMachine;
+
+pub use reaper::settle;
+
+/// Most processors of a guest: as many as its kernel is built for.
+const MAX_VCPUS: u8 = 8;
+
+/// Runs machines in this process.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    /// What the check found; empty until it has succeeded.
+    ready: Mutex<Option<Arc<Ready>>>,
+    images: Images,
+}
+
+#[derive(Debug)]
+struct Ready {
+    hypervisor: KvmHypervisor,
+    capabilities: Capabilities,
+}
+
+impl Monitor {
+    /// A monitor that has not looked at the host yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The hypervisor, opened at the first call, and again as long as that fails.
+    fn ready(&self) -> Result<Arc<Ready>, BackendError> {
+        // Assigned whole or not at all, so a panic elsewhere leaves it good.
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ready) = &*ready {
+            return Ok(Arc::clone(ready));
+        }
+        let verdict = probe().verdict;
+        let usable = matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. });
+        if !usable {
+            return Err(BackendError::AcceleratorUnusable {
+                detail: verdict.to_string(),
+                remedy: verdict.remedy().unwrap_or("Use another backend."),
+            });
+        }
+        let hypervisor = KvmHypervisor::open()?;
+        let capabilities = capabilities(hypervisor.facts());
+        Ok(Arc::clone(ready.insert(Arc::new(Ready { hypervisor, capabilities }))))
+    }
+}
+
+fn capabilities(facts: &HostFacts) -> Capabilities {
+    let description = format!("hayfork's monitor on {}", facts.name);
+    let mut capabilities = Capabilities::new("monitor", description, Accelerator::Kvm);
+    if facts.is_pvm {
+        capabilities = capabilities.on_kvm_pvm();
+    }
+    capabilities.max_vcpus = u8::try_from(facts.max_vcpus).unwrap_or(u8::MAX).min(MAX_VCPUS);
+    capabilities
+}
+
+impl Backend for Monitor {
+    fn name(&self) -> &'static str {
+        "monitor"
+    }
+
+    fn check(&self) -> Result<Capabilities, BackendError> {
+        Ok(self.ready()?.capabilities.clone())
+    }
+
+    fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn BackendMachine>, BackendError> {
+        spec.validate()?;
+        let ready = self.ready()?;
+        if spec.vcpus > ready.capabilities.max_vcpus {
+            return Err(BackendError::BadSpec(crate::backend::SpecError::Vcpus(spec.vcpus)));
+        }
+        let kernel = self.images.kernel(&spec.kernel)?;
+        let initramfs = self.images.initramfs(&spec.initramfs)?;
+        let root = spec.root_image.as_deref().map(|path| images::open("root image", path)).transpose()?;
+        let blueprint = Blueprint {
+            ram: u64::from(spec.memory_mib) << 20,
+            vcpus: spec.vcpus,
+            kernel,
+            initramfs_len: initramfs.len,
+            initramfs: Arc::clone(&initramfs.image),
+            root,
+            command_line: spec.command_line(&format!("vsock:{AGENT_PORT}")),
+            console_bytes: spec.console_bytes,
+        };
+        let machine = Machine::start(&ready.hypervisor, blueprint)?;
+        tracing::debug!(name = spec.name, "started a virtual machine");
+        Ok(Box::new(MonitorMachine::new(machine)))
+    }
+}
