@@ -168,6 +168,8 @@ impl<V: Vm> VcpuThreads<V> {
             return Err(VcpuError::Lost { index: u8::try_from(index).unwrap_or(u8::MAX) });
         }
         this.control.set_kickers(kickers.into_iter().flatten().collect());
+        // Nothing keeps them from it any more.
+        this.pause(Duration::MAX)?;
         Ok(this)
     }
 

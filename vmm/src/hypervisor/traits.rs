@@ -159,7 +159,8 @@ pub trait Vcpu {
     /// The hypervisor refuses.
     fn state(&self) -> Result<VcpuState, HypervisorError>;
 
-    /// Makes this virtual CPU one that was saved. The machine's memory, interrupt chip and clock come first.
+    /// Makes this virtual CPU one that was saved. The machine's memory, interrupt chip and clock come first. One that has
+    /// run keeps its features: then only a state with the same ones is taken.
     ///
     /// # Errors
     /// The state does not fit this hypervisor or processor. The virtual CPU is in no usable state then.
@@ -176,6 +177,14 @@ pub trait Kick: Clone + Send + Sync + 'static {
 pub trait InterruptTrigger: Send + Sync {
     /// Raises the interrupt. Never blocks, and there is nothing that the caller could do about a failure.
     fn raise(&self);
+
+    /// Returns when all that was raised before has reached the interrupt chip, and is part of its state and that of the
+    /// virtual CPUs. To be called for each line before these are read, with whoever raises it at rest; else an interrupt may
+    /// be on its way, in neither the saved state nor the restored guest.
+    ///
+    /// # Errors
+    /// The hypervisor refuses. The line gives no interrupts any more then.
+    fn flush(&self) -> Result<(), HypervisorError>;
 }
 
 /// Counts guest writes to one address; readable when there were some.

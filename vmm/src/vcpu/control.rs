@@ -192,7 +192,8 @@ impl<V: Vm> Control<V> {
     /// Takes the virtual CPUs out of the guest and waits until they are parked. `Some(true)` when they are, `Some(false)` if time
     /// ran out, `None` if they are to stop.
     pub(super) fn pause(&self, patience: Duration) -> Option<bool> {
-        let deadline = Instant::now() + patience;
+        // None: for ever.
+        let deadline = Instant::now().checked_add(patience);
         let mut state = self.lock();
         if state.wanted == Wanted::Run {
             state.wanted = Wanted::Pause;
@@ -207,7 +208,7 @@ impl<V: Vm> Control<V> {
             if state.parked == state.alive {
                 return Some(true);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Some(false);
             }

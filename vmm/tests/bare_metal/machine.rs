@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! guest-physical 0x0_1000  PML4, PDPT and four page directories: 4 GiB mapped to themselves in pages of 2 MiB
-//!                0x0_8000  interrupt descriptor table
-//!                0x1_0000  code of the first virtual CPU
+//!                0x0_8000  interrupt descriptor table: vector 0x40, which is line 5 of the interrupt chip
+//!                0x0_9000  global descriptor table
+//!                0x1_0000  code; 256 bytes after it the handler of the interrupt
 //!                0x2_0000  its stack, downwards
 //!                0x3_0000  data
 //! ```
@@ -14,7 +15,9 @@ use std::time::{Duration, Instant};
 
 use hayfork_vmm::hypervisor::kvm::{KvmHypervisor, KvmVcpu, KvmVm};
 use hayfork_vmm::hypervisor::probe::{Verdict, probe};
-use hayfork_vmm::hypervisor::x86_64::{MpState, Registers, Segment, SystemRegisters, X86Hypervisor, X86Vcpu};
+use hayfork_vmm::hypervisor::x86_64::{
+    DescriptorTable, MpState, Registers, Segment, SystemRegisters, X86Hypervisor, X86Vcpu,
+};
 use hayfork_vmm::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
 use hayfork_vmm::vcpu::{End, Exits, Flow, StopCause, VcpuThreads};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
@@ -31,6 +34,16 @@ pub(crate) const DATA: u64 = 0x3_0000;
 const PML4: u64 = 0x1000;
 const PDPT: u64 = 0x2000;
 const PD: u64 = 0x3000;
+const IDT: u64 = 0x8000;
+const GDT: u64 = 0x9000;
+const HANDLER: u64 = CODE + 0x100;
+
+/// The vector of the interrupt that guests handle.
+pub(crate) const VECTOR: u8 = 0x40;
+/// The input of the interrupt chip that gives it, after [`Machine::route_interrupt`].
+pub(crate) const LINE: u32 = 5;
+/// Spurious interrupt vector register of a local APIC: bit 8 switches it on (SDM volume 3, 11.9).
+pub(crate) const APIC_SPURIOUS: usize = 0xf0;
 
 /// The hypervisor of this host; `None`, having said so, where there is none.
 pub(crate) fn hypervisor() -> Option<KvmHypervisor> {
@@ -66,12 +79,12 @@ impl Machine {
         }
         let memory = GuestMemoryMmap::from_arc_regions(vec![region]).unwrap();
         let machine = Self { vm: Arc::new(vm), memory, hypervisor: Arc::new(hypervisor) };
-        machine.write_page_tables();
+        machine.write_tables();
         machine.memory.write_slice(code, GuestAddress(CODE)).unwrap();
         machine
     }
 
-    fn write_page_tables(&self) {
+    fn write_tables(&self) {
         let write = |value: u64, at: u64| self.memory.write_obj(value, GuestAddress(at)).unwrap();
         write(PDPT | 0b11, PML4);
         for directory in 0..4 {
@@ -81,6 +94,14 @@ impl Machine {
             // Present, writable, large.
             write((page << 21) | 0b1000_0011, PD + page * 8);
         }
+        // Null, code, data (SDM volume 3, 3.4.5).
+        for (index, descriptor) in (0..).zip([0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff]) {
+            write(descriptor, GDT + index * 8);
+        }
+        // An interrupt gate in 64-bit mode (SDM volume 3, figure 6-8).
+        let gate = (HANDLER & 0xffff) | 0x8 << 16 | 0x8e00 << 32 | (HANDLER >> 16 & 0xffff) << 48;
+        write(gate, IDT + u64::from(VECTOR) * 16);
+        write(HANDLER >> 32, IDT + u64::from(VECTOR) * 16 + 8);
     }
 
     /// A virtual CPU for this thread, about to execute at [`CODE`].
@@ -101,6 +122,17 @@ impl Machine {
         VcpuThreads::create(&self.vm, count, exits, move |_, vcpu| prepare(&hypervisor, vcpu)).unwrap()
     }
 
+    /// Makes [`LINE`] interrupt the first virtual CPU with [`VECTOR`], edge triggered.
+    pub(crate) fn route_interrupt(&self) {
+        let mut chip = self.vm.interrupt_chip_state().unwrap();
+        // The PICs have the lines too, and nothing masked as they come out of reset.
+        for pic in &mut chip.pics {
+            pic.imr = 0xff;
+        }
+        chip.io_apic.redirection[usize::try_from(LINE).unwrap()] = u64::from(VECTOR);
+        self.vm.set_interrupt_chip_state(&chip).unwrap();
+    }
+
     /// A word of guest memory.
     pub(crate) fn word(&self, at: u64) -> u64 {
         self.memory.read_obj(GuestAddress(at)).unwrap()
@@ -113,8 +145,14 @@ pub(crate) fn prepare(hypervisor: &KvmHypervisor, vcpu: &mut KvmVcpu) -> Result<
     let system = vcpu.system_registers()?;
     vcpu.set_system_registers(&long_mode(&system))?;
     vcpu.set_registers(&Registers { rip: CODE, rsp: STACK, rflags: 2, ..Registers::default() })?;
-    // All but the first wait for a start, where there is an interrupt chip.
-    vcpu.set_mp_state(MpState::Runnable)
+    // There is a local APIC only where there is an interrupt chip.
+    if let Ok(mut apic) = vcpu.local_apic() {
+        apic.set_register(APIC_SPURIOUS, 0x1ff);
+        vcpu.set_local_apic(&apic)?;
+        // All but the first wait for a start.
+        vcpu.set_mp_state(MpState::Runnable)?;
+    }
+    Ok(())
 }
 
 /// Waits for the end of a machine, and fails if that takes long.
@@ -153,9 +191,11 @@ pub(crate) fn long_mode(system: &SystemRegisters) -> SystemRegisters {
         fs: data,
         gs: data,
         ss: data,
-        cr0: 0x8000_0031, // PG, NE, ET, PE
+        cr0: 0x8000_0033, // PG, NE, ET, MP, PE
         cr3: PML4,
-        cr4: 0x20,   // PAE
+        gdt: DescriptorTable { base: GDT, limit: 3 * 8 - 1 },
+        idt: DescriptorTable { base: IDT, limit: (u16::from(VECTOR) + 1) * 16 - 1 },
+        cr4: 0x620,  // OSXMMEXCPT, OSFXSR, PAE
         efer: 0x500, // LMA, LME
         ..*system
     }

@@ -7,6 +7,10 @@
 #![allow(clippy::unwrap_used)] // Its helpers are part of tests.
 
 mod exits;
+mod interrupts;
+mod leaks;
 mod machine;
+mod state;
 mod threads;
 mod unsafe_guests;
+mod unsafe_host;

@@ -144,3 +144,26 @@ pub(super) fn set_msrs(fd: &VcpuFd, msrs: &[Msr]) -> Result<(), HypervisorError>
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::moved_deadline;
+
+    #[test]
+    fn a_deadline_keeps_its_distance() {
+        // Restored at a later and at an earlier counter.
+        assert_eq!(moved_deadline(1_000, Some(900), Some(50_000)), 50_100);
+        assert_eq!(moved_deadline(50_000, Some(49_000), Some(10)), 1_010);
+        // Passed, not fired: still passed.
+        assert_eq!(moved_deadline(1_000, Some(1_500), Some(50_000)), 49_500);
+        // Over the end of the counter.
+        assert_eq!(moved_deadline(5, Some(u64::MAX - 4), Some(100)), 110);
+    }
+
+    #[test]
+    fn a_deadline_that_is_not_armed_stays_so_and_an_armed_one_is_never_disarmed() {
+        assert_eq!(moved_deadline(0, Some(900), Some(50_000)), 0);
+        assert_eq!(moved_deadline(1_000, Some(1_500), Some(500)), 1);
+        assert_eq!(moved_deadline(1_000, None, Some(500)), 1_000);
+    }
+}

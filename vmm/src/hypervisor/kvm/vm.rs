@@ -66,7 +66,7 @@ impl Vm for KvmVm {
     }
 
     fn interrupt_line(&self, line: u32) -> Result<Box<dyn InterruptTrigger>, HypervisorError> {
-        Ok(Box::new(IrqLine::new(&self.0.fd, line)?))
+        Ok(Box::new(IrqLine::new(&self.0, line)?))
     }
 
     fn doorbell(&self, addr: u64, value: Option<u32>) -> Result<Option<Doorbell>, HypervisorError> {

@@ -176,10 +176,10 @@ pub trait X86Hypervisor: Hypervisor {
 
 /// What the boot of an x86-64 guest sets before the first run. CPUID comes first: the hypervisor checks the rest against it.
 pub trait X86Vcpu: Vcpu {
-    /// Sets what CPUID returns.
+    /// Sets what CPUID returns. To be done before the first run.
     ///
     /// # Errors
-    /// The hypervisor refuses.
+    /// The hypervisor refuses, for one a change after that.
     fn set_cpuid(&mut self, entries: &[CpuidEntry]) -> Result<(), HypervisorError>;
 
     /// General registers.
