@@ -2,7 +2,8 @@
 //!
 //! | word | why |
 //! |---|---|
-//! | `console=ttyS0` | the serial port is there from the first message on |
+//! | `console=hvc0 earlycon=uart8250,io,0x3f8` | the virtio console takes whole lines; until it is there, the serial port takes single characters |
+//! | `8250.nr_uarts=0` | nothing else is to be done with the serial port, and looking at it takes 50 exits |
 //! | `panic=-1 reboot=k` | a panic resets the machine at once, and a reset is asked for through the keyboard controller's port, which ends the machine (there is no ACPI to ask, and a triple fault would look like a crash) |
 //! | `noreplace-smp` | see the guest kernel's configuration |
 //! | `clocksource=kvm-clock` | where the host cannot offset the time stamp counter, a guest that reads it would see it jump over a snapshot |
@@ -27,7 +28,9 @@ pub struct Platform {
 
 /// The whole line: ours, then the devices, then `spec`, which so has the last word.
 pub fn build(platform: &Platform, devices: usize, spec: &str) -> String {
-    let mut line = String::from("console=ttyS0 panic=-1 reboot=k noreplace-smp");
+    let mut line = String::from(
+        "console=hvc0 earlycon=uart8250,io,0x3f8 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp",
+    );
     if platform.fixed_tsc {
         line.push_str(" clocksource=kvm-clock");
     }
@@ -58,7 +61,7 @@ mod tests {
     fn the_whole_line() {
         assert_eq!(
             build(&Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
-            "console=ttyS0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
+            "console=hvc0 earlycon=uart8250,io,0x3f8 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
              virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024"
         );
         let pvm =

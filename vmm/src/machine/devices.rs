@@ -4,6 +4,7 @@
 //! |---|---|
 //! | vsock, with the agent's connection | always |
 //! | entropy | always |
+//! | console, `hvc0` | always |
 //! | block, read-only: the root image, `/dev/vda` | if there is one |
 //!
 //! They are made before the processors, since these need the bus, and served after them, since doorbells come last.
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
 use hayfork_devices::virtio::block::{BlockDevice, FileBackend};
+use hayfork_devices::virtio::console::ConsoleDevice;
 use hayfork_devices::virtio::device::VirtioDevice;
 use hayfork_devices::virtio::rng::RngDevice;
 use hayfork_devices::virtio::transport::mmio::{
@@ -41,7 +43,7 @@ const ROOT_ID: [u8; 20] = *b"hayfork-root\0\0\0\0\0\0\0\0";
 
 /// How many virtio devices a machine has.
 pub(super) fn count(root: bool) -> usize {
-    2 + usize::from(root)
+    3 + usize::from(root)
 }
 
 /// Doorbells of one device, once they are there.
@@ -124,6 +126,8 @@ impl Devices {
         let vsock = VsockDevice::new(VsockConfig::new(GUEST_CID), RefuseAll).map_err(prepare)?;
         let vsock = maker.place(vsock, Some(Arc::clone(&wake)))?;
         maker.place(RngDevice::default(), None)?;
+        let sink = Arc::clone(console);
+        maker.place(ConsoleDevice::new(Box::new(move |bytes: &[u8]| sink.push(bytes))), None)?;
         if let Some(root) = root {
             let disk = FileBackend::read_only(root)
                 .map_err(|source| BackendError::Spawn { what: "looking at the root image", source })?;
