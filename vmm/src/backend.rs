@@ -135,7 +135,7 @@ pub trait Backend: Send + Sync {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
     /// What only this machine's process has and the host cannot get back without swapping, without guest RAM: the cost
-    /// of having one more machine.
+    /// of having one more machine. 0 where it is not told apart from the rest of this process.
     pub overhead: u64,
     /// Guest RAM that the guest has touched so far.
     pub guest: u64,

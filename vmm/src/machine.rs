@@ -39,7 +39,7 @@ use crate::boot::{entry, mptable, native_cpuid, params};
 use crate::device_loop::DeviceLoop;
 use crate::hypervisor::x86_64::{X86Hypervisor, X86Vcpu};
 use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
-use crate::memory::{GuestRam, SealedImage};
+use crate::memory::{GuestRam, Resident, SealedImage};
 use crate::vcpu::{ExitCounts, VcpuError, VcpuThreads};
 
 /// What a machine is made of. All files are open already.
@@ -160,6 +160,11 @@ impl<V: Vm> Machine<V> {
     /// Exits of the processors so far.
     pub fn exit_counts(&self) -> ExitCounts {
         self.vcpus.exit_counts()
+    }
+
+    /// How much of the guest's RAM takes host memory; `None` once it was taken apart, or where the kernel does not say.
+    pub fn resident(&self) -> Option<Resident> {
+        self.slow.as_ref()?.1.resident().ok()
     }
 
     /// Ends all threads, and returns what is slow to drop; once.

@@ -16,6 +16,7 @@
 mod image;
 pub mod layout;
 mod ram;
+mod resident;
 mod unsafe_map;
 
 #[cfg(test)]
@@ -24,6 +25,7 @@ mod tests;
 pub(crate) use image::writable_memory;
 pub use image::{ImageError, SealedImage};
 pub use ram::{GuestRam, MemoryError};
+pub use resident::Resident;
 
 /// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.
 pub const PAGE: u64 = 4096;

@@ -8,6 +8,7 @@ use vm_memory::{
 };
 
 use super::image::SealedImage;
+use super::resident::{Resident, resident};
 use super::{PAGE, layout, unsafe_map};
 
 /// What can go wrong with guest memory.
@@ -99,6 +100,22 @@ impl GuestRam {
     /// Never: there is no guest without memory.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How much of it takes host memory.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn resident(&self) -> io::Result<Resident> {
+        let ranges: Vec<_> = self
+            .regions
+            .iter()
+            .map(|region| {
+                let start = region.as_ptr() as u64;
+                start..start + region.len()
+            })
+            .collect();
+        resident(&ranges)
     }
 
     /// The end of RAM below the device gap.

@@ -99,3 +99,18 @@ fn an_image_cannot_be_changed_any_more() {
     let empty = memfd_create("empty", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
     assert!(SealedImage::seal(empty).unwrap().is_empty());
 }
+
+#[test]
+fn touched_pages_count_and_image_pages_are_apart() {
+    let mut ram = GuestRam::new(8 << 20).unwrap();
+    ram.overlay(GuestAddress(1 << 20), &image(&vec![9; 256 << 10])).unwrap();
+    assert_eq!(ram.resident().unwrap(), Resident::default(), "nothing was touched");
+    let mut read = vec![0; 256 << 10];
+    ram.memory().read_slice(&mut read, GuestAddress(1 << 20)).unwrap();
+    ram.memory().write_slice(&vec![1; 1 << 20], GuestAddress(4 << 20)).unwrap();
+    ram.memory().write_obj(1u8, GuestAddress(1 << 20)).unwrap();
+    let found = ram.resident().unwrap();
+    // The host may give more than a page at a time.
+    assert!(((1 << 20) + 4096..3 << 20).contains(&found.own), "{found:?}");
+    assert_eq!(found.shared, (256 << 10) - 4096, "{found:?}");
+}
