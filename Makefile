@@ -4,9 +4,10 @@
 #   make run CODE='print(6 * 7)'     … or a program from the command line
 #   make run FILE=program.py         … or from a file; ARGS adds options of `hayfork run`
 #   make test                        set everything up, then run all tests
+#   make bench-rig                   measure the monitor in instructions, in the nested rig (tests/rig/)
 #   make bench | lint | images | clean
 
-.PHONY: run test bench lint images clean bootstrap
+.PHONY: run test bench bench-rig lint images clean bootstrap
 .DEFAULT_GOAL := run
 
 # Exported, so that quotes and line breaks in it survive.
@@ -17,7 +18,7 @@ run: bootstrap
 	elif [ -n "$$FILE" ]; then exec cargo xtask run $$ARGS "$$FILE"; \
 	else exec cargo xtask run $$ARGS; fi
 
-test bench lint images clean: bootstrap
+test bench bench-rig lint images clean: bootstrap
 	@exec cargo xtask $@ $$ARGS
 
 # A C linker, Python and Rust, without which not even xtask can be built.

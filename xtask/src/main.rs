@@ -4,9 +4,11 @@
 //! names them. What they share:
 //! - [`store`]: the cache of everything that is built, keyed by the content of its inputs;
 //! - [`kernel`], [`initramfs`], [`image`]: the parts of an image set; [`set`] puts them together;
+//! - [`rig`]: the machine with an ordinary KVM that some tests run in;
 //! - [`packages`]: the system packages that building needs;
 //! - [`progress`] and [`process`]: progress bars, and programs run with their errors kept.
 
+mod cargo;
 mod commands;
 mod context;
 mod host_drivers;
@@ -17,6 +19,7 @@ mod packages;
 mod process;
 mod progress;
 mod python;
+mod rig;
 mod set;
 mod store;
 

@@ -22,6 +22,8 @@ pub(crate) enum Purpose {
     Npm,
     /// Running guests.
     Run,
+    /// The nested rig.
+    Rig,
 }
 
 /// A program, header or file, and the Debian package that brings it.
@@ -33,13 +35,17 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 6] = [
+const NEEDS: [Need; 10] = [
     need(Purpose::Image, "mmdebstrap", "mmdebstrap"),
     need(Purpose::Image, "mkfs.erofs", "erofs-utils"),
     need(Purpose::Image, "fsck.erofs", "erofs-utils"),
     need(Purpose::Image, "/usr/share/keyrings/debian-archive-keyring.gpg", "debian-archive-keyring"),
     need(Purpose::Npm, "npm", "npm"),
     need(Purpose::Run, "qemu-system-x86_64", "qemu-system-x86"),
+    need(Purpose::Rig, "qemu-system-x86_64", "qemu-system-x86"),
+    need(Purpose::Rig, "mkfs.erofs", "erofs-utils"),
+    need(Purpose::Rig, "setpriv", "util-linux"),
+    need(Purpose::Rig, "dpkg-deb", "dpkg"),
 ];
 
 const fn need(purpose: Purpose, what: &'static str, package: &'static str) -> Need {
@@ -112,7 +118,7 @@ fn packages(missing: &[Need]) -> Vec<&'static str> {
 fn explain(missing: &[Need]) -> String {
     let names: Vec<&str> = missing.iter().map(|need| need.what).collect();
     format!(
-        "building the images needs {}; install the Debian packages (as root: apt-get install {})",
+        "this needs {}; install the Debian packages (as root: apt-get install {})",
         names.join(", "),
         packages(missing).join(" ")
     )
@@ -129,6 +135,8 @@ mod tests {
         assert!(missing(&[], |_| false).is_empty());
         let image = missing(&[Purpose::Image], |_| false);
         assert_eq!(packages(&image), ["debian-archive-keyring", "erofs-utils", "mmdebstrap"]);
+        let rig = missing(&[Purpose::Rig], |what| what == "setpriv" || what == "dpkg-deb");
+        assert_eq!(packages(&rig), ["erofs-utils", "qemu-system-x86"]);
         let npm = missing(&all, |what| what != "npm");
         assert_eq!(packages(&npm), ["npm"]);
         assert!(explain(&image).contains("mkfs.erofs") && explain(&image).contains("apt-get install"));

@@ -51,17 +51,8 @@ pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
     if fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) && bin.join("hayfork").exists() {
         return Ok(bin);
     }
+    tools(context)?;
     let task = context.progress.task("package");
-    if !bin.join("pip").exists() {
-        task.step("making a Python environment");
-        check_version()?;
-        process::output(Command::new("python3").args(["-m", "venv"]).arg(&venv))
-            .context("the Python module venv does not work: install the package python3-venv")?;
-    }
-    task.step("installing Python tools");
-    process::output(
-        Command::new(bin.join("pip")).args(["install", "--quiet", "--disable-pip-version-check"]).args(TOOLS),
-    )?;
     task.step("compiling the native module");
     process::stream(
         Command::new(bin.join("maturin"))
@@ -78,7 +69,39 @@ pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
     Ok(bin)
 }
 
-fn check_version() -> Result<()> {
+/// Folder of the environment's programs, with the tools and without the package.
+///
+/// # Errors
+/// No Python, too old a Python, or what pip reports.
+pub(crate) fn tools(context: &Context) -> Result<PathBuf> {
+    let venv = context.tree.join(".venv");
+    let bin = venv.join("bin");
+    let stamp_file = venv.join("tools.stamp");
+    let stamp = TOOLS.join("\n");
+    if fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) && bin.join("pip").exists() {
+        return Ok(bin);
+    }
+    let task = context.progress.task("tools");
+    if !bin.join("pip").exists() {
+        task.step("making a Python environment");
+        check_version()?;
+        process::output(Command::new("python3").args(["-m", "venv"]).arg(&venv))
+            .context("the Python module venv does not work: install the package python3-venv")?;
+    }
+    task.step("installing Python tools");
+    process::output(
+        Command::new(bin.join("pip")).args(["install", "--quiet", "--disable-pip-version-check"]).args(TOOLS),
+    )?;
+    fs::write(&stamp_file, stamp).with_context(|| format!("cannot write {}", stamp_file.display()))?;
+    task.done("ready in .venv");
+    Ok(bin)
+}
+
+/// Whether the Python in PATH is new enough.
+///
+/// # Errors
+/// There is none, or it is too old.
+pub(crate) fn check_version() -> Result<()> {
     let text =
         process::output(Command::new("python3").args(["-c", "import sys; print(*sys.version_info[:2])"]))
             .with_context(|| {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail};
 use hayfork_sandbox::images::{ImageSet, locate::CURRENT};
@@ -10,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::context::Context;
 use crate::store::{EntryManifest, MANIFEST, Store, remove_tree};
-use crate::{initramfs, kernel};
+use crate::{initramfs, kernel, rig};
 
 /// Options of `clean`.
 #[derive(Debug, Default, clap::Args)]
@@ -46,12 +47,17 @@ fn clean(store: &Store, keep_current: bool) -> Result<usize> {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let is_entries = [kernel::KIND, initramfs::KIND, initramfs::bytecode::KIND].contains(&name.as_str())
             || name.starts_with("image-");
+        let is_rig = [rig::BASE, rig::STORED].contains(&name.as_str());
         if name == "partial" || (name == "answers" && !keep_current) {
             remove_tree(&kind)?;
-        } else if is_entries || name == "sets" {
-            for entry in subdirectories(&kind)? {
+        } else if is_entries || is_rig || name == "sets" {
+            let entries = subdirectories(&kind)?;
+            let newest = entries.iter().max_by_key(|entry| made(entry)).cloned();
+            for entry in entries {
                 let keep = if is_entries {
                     uses(&entry, &used)
+                } else if is_rig {
+                    keep_current && newest.as_ref() == Some(&entry)
                 } else {
                     current.as_ref().is_some_and(|set| set.directory().file_name() == entry.file_name())
                 };
@@ -73,6 +79,11 @@ fn uses(entry: &Path, digests: &BTreeSet<String>) -> bool {
     let manifest = fs::read(entry.join(MANIFEST)).ok();
     let manifest = manifest.and_then(|text| serde_json::from_slice::<EntryManifest>(&text).ok());
     manifest.is_some_and(|manifest| manifest.files.values().any(|file| digests.contains(&file.blake3)))
+}
+
+/// When an entry was made.
+fn made(entry: &Path) -> Option<SystemTime> {
+    fs::metadata(entry.join(MANIFEST)).and_then(|manifest| manifest.modified()).ok()
 }
 
 fn refuse_while_building(root: &Path) -> Result<()> {
@@ -139,6 +150,20 @@ mod tests {
         assert!(store.find("kernel", "k1").is_none() && store.find("kernel", "k2").is_some());
         ImageSet::open(&store.root().join(CURRENT)).expect("opens").verify().expect("whole");
         assert_eq!(clean(&store, true).expect("cleans"), 0);
+    }
+
+    #[test]
+    fn of_the_rig_only_the_newest_stays() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let store = Store::new(directory.path().join("cache"));
+        for (age, key) in [(2, "new"), (9, "old"), (5, "older")] {
+            let entry = store.get_or_build(rig::STORED, key, || {}, |_| Ok(Built::default())).expect("entry");
+            let manifest = fs::File::open(entry.directory.join(MANIFEST)).expect("manifest");
+            manifest.set_modified(SystemTime::now() - std::time::Duration::from_secs(age)).expect("time");
+        }
+        assert_eq!(clean(&store, true).expect("cleans"), 2);
+        assert!(store.find(rig::STORED, "new").is_some());
+        assert_eq!(clean(&store, false).expect("cleans"), 1);
     }
 
     #[test]

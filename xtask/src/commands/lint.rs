@@ -48,6 +48,11 @@ pub(crate) fn checks(context: &Context, tally: &mut Tally) -> Result<()> {
     );
     python("ruff check", &ruff, &["check", "--quiet", "pyhaystack", "tests", "initramfs/drivers/python"]);
     python("mypy", &bin.join("mypy"), &["--strict", "--no-error-summary", "pyhaystack/python/hayfork"]);
+    python(
+        "mypy of the rig",
+        &bin.join("mypy"),
+        &["--config-file", "tests/rig/mypy.ini", "--no-error-summary", "tests/rig"],
+    );
     for (name, mut command) in checks {
         let status = command
             .current_dir(&context.tree)

@@ -1,6 +1,7 @@
 //! The commands, one module each.
 
 pub(crate) mod bench;
+pub(crate) mod bench_rig;
 pub(crate) mod clean;
 pub(crate) mod fuzz;
 pub(crate) mod images;
@@ -20,6 +21,8 @@ pub(crate) enum Command {
     Test(test::Options),
     /// Measure.
     Bench(bench::Options),
+    /// Measure the monitor in instructions, in the nested rig.
+    BenchRig(bench_rig::Options),
     /// Check formatting, lints and types.
     Lint(lint::Options),
     /// Run each fuzz target for some seconds.
@@ -36,6 +39,7 @@ impl Command {
             Self::Run(options) => run::run(&options),
             Self::Test(options) => test::run(&options),
             Self::Bench(options) => bench::run(&options),
+            Self::BenchRig(options) => bench_rig::run(&options),
             Self::Lint(options) => lint::run(&options),
             Self::Fuzz(options) => fuzz::run(&options),
             Self::Images(options) => images::run(&options).map(|_| ()),

@@ -8,6 +8,7 @@ pub(crate) struct Tally {
     /// Tests and checks that failed, runners that did not come to an end among them.
     pub(crate) failed: u64,
     lines: Vec<String>,
+    notes: Vec<String>,
 }
 
 impl Tally {
@@ -33,10 +34,15 @@ impl Tally {
         self.add(name, passed, failed);
     }
 
+    /// Something to be known about the results, such as a test that passed only when it was run again.
+    pub(crate) fn note(&mut self, text: &str) {
+        self.notes.push(text.to_owned());
+    }
+
     /// Prints a line for each runner and the sum, in the form that CI reads, as the last line.
     pub(crate) fn print(&self) {
         println!();
-        for line in &self.lines {
+        for line in self.lines.iter().chain(&self.notes) {
             println!("{line}");
         }
         println!("{} passed, {} failed", self.passed, self.failed);

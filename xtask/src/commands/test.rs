@@ -6,6 +6,7 @@
 //! | unit | `cargo nextest` (or `cargo test`) over the workspace | |
 //! | fuzz | each fuzz target for some seconds | a C++ compiler |
 //! | drivers | the language drivers on the host, the test playing the agent | |
+//! | rig | the rig's own tests, and the monitor's in the nested rig, on an ordinary KVM | |
 //! | guest | Rust tests that boot guests under QEMU | the image set |
 //! | behaviours | the public Python API, end to end | the image set, the package |
 
@@ -17,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::commands::tally::Tally;
 use crate::commands::{fuzz, images, lint};
 use crate::context::Context;
-use crate::{host_drivers, process, python};
+use crate::{host_drivers, process, python, rig};
 
 /// Set up and run all tests.
 #[derive(Debug, clap::Args)]
@@ -33,6 +34,7 @@ enum Layer {
     Unit,
     Fuzz,
     Drivers,
+    Rig,
     Guest,
     Behaviours,
 }
@@ -45,7 +47,10 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if wanted(Layer::Unit) {
         unit(&context, &mut tally)?;
     }
-    let bin = python::environment(&context)?;
+    let bin = python::tools(&context)?;
+    if [Layer::Lint, Layer::Behaviours].into_iter().any(wanted) {
+        python::environment(&context)?;
+    }
     if wanted(Layer::Lint) {
         lint::checks(&context, &mut tally)?;
     }
@@ -55,6 +60,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             .args(["-q", "--reruns", "1", "tests/drivers"])
             .env("HAYFORK_DRIVER_JAVASCRIPT", host_drivers::bun(&context)?);
         runner(&context, &mut tally, "drivers", &mut command)?;
+    }
+    if wanted(Layer::Rig) {
+        let mut command = Command::new(bin.join("pytest"));
+        command.args(["-q", "tests/rig/tests"]).env("PYTHONPATH", rig::folder(&context.tree));
+        runner(&context, &mut tally, "rig's own", &mut command)?;
+        rig::test(&context, &mut tally)?;
     }
     if wanted(Layer::Fuzz) {
         fuzz::smoke(&context, &mut tally)?;

@@ -1,0 +1,97 @@
+"""What is to run inside: programs that cargo built, and what `rig.toml` says about them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hayfork_rig.errors import RigError
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A static test binary of Rust's test harness.
+
+    Attributes:
+        name: As the report has it: `package` for a library's own tests, `package::target` for others.
+        path: The file.
+    """
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Program:
+    """A static program that is a test as a whole: its exit code is 0.
+
+    Attributes:
+        name: As the report has it: `package::example`.
+        path: The file.
+        arguments: Its arguments.
+        expect: What its output has to match somewhere.
+    """
+
+    name: str
+    path: Path
+    arguments: tuple[str, ...]
+    expect: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Tests that cannot run inside, by a pattern of their whole names (`package::target::path::of::test`), and why."""
+
+    tests: re.Pattern[str]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is to run."""
+
+    binaries: tuple[Binary, ...]
+    programs: tuple[Program, ...]
+    skips: tuple[Skip, ...]
+
+    def skipped(self, test: str) -> str | None:
+        """Why a test is not to run, if so."""
+        return next((skip.reason for skip in self.skips if skip.tests.fullmatch(test)), None)
+
+
+def load(built: Path, settings: Path) -> Plan:
+    """Reads a plan.
+
+    Args:
+        built: JSON: a list of objects with `package`, `target`, `kind` (`lib`, `test` or `example`) and `path`.
+        settings: `rig.toml`.
+
+    Raises:
+        RigError: One of the files is not in form, or names a program that was not built.
+    """
+    try:
+        artifacts = json.loads(built.read_text())
+        binaries = [Binary(_name(each), Path(each["path"])) for each in artifacts if each["kind"] in {"lib", "test"}]
+        examples = {_name(each): Path(each["path"]) for each in artifacts if each["kind"] == "example"}
+        rules = tomllib.loads(settings.read_text())
+        programs = [_program(each, examples) for each in rules.get("program", [])]
+        skips = [Skip(re.compile(each["tests"]), each["reason"]) for each in rules.get("skip", [])]
+    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
+        raise RigError(f"{built} and {settings} are no plan: {error!r}") from error
+    return Plan(tuple(sorted(binaries, key=lambda each: each.name)), tuple(programs), tuple(skips))
+
+
+def _name(artifact: dict[str, str]) -> str:
+    return artifact["package"] if artifact["kind"] == "lib" else f"{artifact['package']}::{artifact['target']}"
+
+
+def _program(rule: dict[str, str], examples: dict[str, Path]) -> Program:
+    name = f"{rule['package']}::{rule['example']}"
+    if name not in examples:
+        raise RigError(f"rig.toml names the example {name}, which was not built")
+    arguments = tuple(rule.get("arguments", []))
+    expect = re.compile(rule.get("expect", ""), re.MULTILINE)
+    return Program(" ".join((name, *arguments)), examples[name], arguments, expect)
