@@ -113,7 +113,7 @@ def set_up(machine: Machine, number: int, files: Path | None) -> None:
 def environment(files: Path | None) -> str:
     """Assignments before a command, for L1's shell."""
     images = f" HAYFORK_IMAGES_DIR={FILES}" if files is not None else ""
-    return f"HAYFORK_RIG=1 RUST_BACKTRACE=1{images}"
+    return f"HAYFORK_RIG=1 HAYFORK_REQUIRE_KVM=1 RUST_BACKTRACE=1{images}"
 
 
 @dataclass(frozen=True)
