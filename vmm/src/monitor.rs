@@ -1,7 +1,7 @@
 //! The monitor as a [`Backend`]: machines run in this process.
 //!
-//! [`Monitor::check`](Backend::check) probes `/dev/kvm` once, and refuses it where it only emulates: a guest would not get
-//! through its boot. Kernel and initramfs are read once and kept for the next guest.
+//! [`Monitor::check`](Backend::check) looks at `/dev/kvm` once, and refuses it where it only emulates: a guest would not get
+//! through its boot. On kvm_pvm it boots the kernel that is made for that. Kernel and initramfs are read once and kept for the next guest.
 //!
 //! In a child made by `fork` without `exec` a machine's handle is inert. Its threads are the parent's, and so are its memory
 //! (not inherited) and its virtual CPUs (KVM refuses every call); dropping the handle there forgets everything, so that
@@ -57,15 +57,18 @@ impl Monitor {
         if let Some(ready) = &*ready {
             return Ok(Arc::clone(ready));
         }
-        let verdict = probe().verdict;
-        let usable = matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. });
-        if !usable {
-            return Err(BackendError::AcceleratorUnusable {
-                detail: verdict.to_string(),
-                remedy: verdict.remedy().unwrap_or("Use another backend."),
-            });
+        let opened = KvmHypervisor::open();
+        // kvm_pvm says so itself; what others are is found out by running a guest. That also says why nothing opens.
+        if !opened.as_ref().is_ok_and(|hypervisor| hypervisor.facts().is_pvm) {
+            let verdict = probe().verdict;
+            if !matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. }) {
+                return Err(BackendError::AcceleratorUnusable {
+                    detail: verdict.to_string(),
+                    remedy: verdict.remedy().unwrap_or("Use another backend."),
+                });
+            }
         }
-        let hypervisor = KvmHypervisor::open()?;
+        let hypervisor = opened?;
         let capabilities = capabilities(hypervisor.facts());
         Ok(Arc::clone(ready.insert(Arc::new(Ready { hypervisor, capabilities }))))
     }

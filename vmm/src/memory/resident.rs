@@ -74,6 +74,9 @@ Anonymous:           999 kB\n";
         let found = count(SMAPS.as_bytes(), &[range]).unwrap();
         assert_eq!(found, Resident { own: 120 << 10, shared: 580 << 10 });
         assert_eq!(count(SMAPS.as_bytes(), &[]).unwrap(), Resident::default());
-        assert_eq!(count("nonsense\n1-2\n-\n".as_bytes(), std::slice::from_ref(&(0..9))).unwrap(), Resident::default());
+        assert_eq!(
+            count("nonsense\n1-2\n-\n".as_bytes(), std::slice::from_ref(&(0..9))).unwrap(),
+            Resident::default()
+        );
     }
 }
