@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use hayfork_vmm::backend::{Accelerator, Backend, MIN_MEMORY_MIB};
+use hayfork_vmm::backend::{Accelerator, Isolation, MIN_MEMORY_MIB};
+use hayfork_vmm::hypervisor::probe as hypervisor;
 use serde::Serialize;
 
+use crate::backend_choice::{Backends, Chosen};
 use crate::error::Error;
 use crate::images::{ImagesError, Lookup};
 use crate::options::DEFAULT_MEMORY_PYTHON;
@@ -22,7 +24,7 @@ pub struct Report {
 /// One thing that was looked at.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// A stable lower-case name: `images`, `qemu`, `kvm`, `memory`, `cpus`.
+    /// A stable lower-case name: `images`, `backend`, `isolation`, `kvm`, `memory`, `cpus`.
     pub name: &'static str,
     /// How it is.
     pub verdict: Verdict,
@@ -70,8 +72,11 @@ pub(crate) fn unusable(error: &Error) -> Report {
 }
 
 /// Looks at everything. Blocks for up to about a second.
-pub(crate) fn examine(backend: &dyn Backend, lookup: &Lookup) -> Report {
-    Report::new(vec![images(lookup), machines(backend), kvm(), memory(), cpus()])
+pub(crate) fn examine(backends: &Backends, lookup: &Lookup) -> Report {
+    let mut checks = vec![images(lookup)];
+    checks.extend(machines(backends, lookup));
+    checks.extend([kvm(hayfork_qemu::hypervisor()), memory(), cpus()]);
+    Report::new(checks)
 }
 
 fn images(lookup: &Lookup) -> Check {
@@ -84,6 +89,9 @@ fn images(lookup: &Lookup) -> Check {
         let mut message = format!("image set {} in {}: ", manifest.version, set.directory().display());
         // Writing to a String cannot fail.
         let _ = write!(message, "kernel {} ({})", mib(manifest.kernel.bytes), manifest.kernel.source);
+        for (flavour, kernel) in &manifest.kernels {
+            let _ = write!(message, ", kernel {flavour} {}", mib(kernel.bytes));
+        }
         for (language, image) in &manifest.images {
             set.image(language)?;
             let _ = write!(message, ", {language} {}", mib(image.bytes));
@@ -103,26 +111,58 @@ fn images(lookup: &Lookup) -> Check {
     }
 }
 
-fn machines(backend: &dyn Backend) -> Check {
-    match backend.check() {
-        Err(error) => Check::fail(backend.name(), &error.into()),
-        Ok(found) => {
-            let message = format!("{}, accelerator {}", found.description, found.accelerator);
-            match found.accelerator {
-                // The check of KVM says why and what to do.
-                Accelerator::Tcg => Check::warn(
-                    backend.name(),
-                    format!("{message}: guest code is translated, several times slower than with KVM"),
-                    "See the check of KVM.",
-                ),
-                _ => Check::ok(backend.name(), message),
-            }
-        }
+/// What would run the next machine, and what would then keep its user code from the host.
+fn machines(backends: &Backends, lookup: &Lookup) -> Vec<Check> {
+    const NAME: &str = "backend";
+    // Without a set there is nothing to choose by; the check of the images says so.
+    let set = lookup.open().ok();
+    let has_kernel = |flavour| match &set {
+        Some(set) => set.kernel_of(flavour).map(drop).map_err(Error::from),
+        None => Ok(()),
+    };
+    let Chosen { capabilities, fallback, .. } = match backends.choose(has_kernel) {
+        Ok(chosen) => chosen,
+        Err(error) => return vec![Check::fail(NAME, &error)],
+    };
+    let mut message = format!(
+        "{}: {}, accelerator {}, kernel {}",
+        capabilities.backend, capabilities.description, capabilities.accelerator, capabilities.kernel
+    );
+    let is_slow = capabilities.accelerator == Accelerator::Tcg;
+    if is_slow {
+        message.push_str("; guest code is translated, several times slower than with KVM");
+    }
+    // Writing to a String cannot fail.
+    let _ = fallback.as_ref().map(|reason| write!(message, "; not the monitor: {reason}"));
+    let backend = match fallback {
+        Some(obstacle) => Check::warn(NAME, message, obstacle.remedy()),
+        // The check of KVM says why and what to do.
+        None if is_slow => Check::warn(NAME, message, "See the check of KVM."),
+        None => Check::ok(NAME, message),
+    };
+    vec![backend, isolation(capabilities.isolation)]
+}
+
+fn isolation(isolation: Isolation) -> Check {
+    const NAME: &str = "isolation";
+    let message = format!("{}: {}", isolation.code(), isolation.description());
+    match isolation {
+        Isolation::Emulation => Check::warn(
+            NAME,
+            message,
+            "Where code may be hostile, use a host with hardware virtualisation: QEMU's makers do not promise that its \
+             translator holds.",
+        ),
+        Isolation::KvmPvm => Check::warn(
+            NAME,
+            message,
+            "Good for development. Where code may be hostile, use a host with hardware virtualisation.",
+        ),
+        _ => Check::ok(NAME, message),
     }
 }
 
-fn kvm() -> Check {
-    let verdict = hayfork_qemu::hypervisor();
+fn kvm(verdict: &hypervisor::Verdict) -> Check {
     let mut message = verdict.to_string();
     if let Some(rate) = verdict.rate() {
         let _ = write!(message, " (measured: {:.1} million guest instructions a second)", rate / 1e6);
@@ -190,6 +230,31 @@ mod tests {
         assert_eq!(available_mib("MemTotal:  9 kB\nMemAvailable:   2097152 kB\n"), Some(2048));
         assert_eq!(available_mib("MemTotal:  9 kB\n"), None);
         assert_eq!(available_mib("MemAvailable: lots\n"), None);
+    }
+
+    #[test]
+    fn what_isolates_is_named_and_is_well_with_hardware_only() {
+        for (kind, verdict, words) in [
+            (Isolation::Hardware, Verdict::Ok, "another one before it"),
+            (Isolation::Emulation, Verdict::Warn, "emulator in a process of its own"),
+            (Isolation::KvmPvm, Verdict::Warn, "the only wall"),
+        ] {
+            let check = isolation(kind);
+            assert_eq!((check.name, check.verdict), ("isolation", verdict));
+            assert!(check.message.starts_with(kind.code()) && check.message.contains(words), "{check:?}");
+            assert_eq!(check.remedy.is_none(), verdict == Verdict::Ok);
+        }
+    }
+
+    #[test]
+    fn what_stands_behind_dev_kvm_is_said_with_its_remedy() {
+        use hypervisor::Verdict::{Hardware, KvmPvm, NoPermission};
+        assert_eq!(kvm(&Hardware { rate: 1e9 }).verdict, Verdict::Ok);
+        for verdict in [KvmPvm { rate: 1.2e6 }, NoPermission] {
+            let check = kvm(&verdict);
+            assert_eq!(check.verdict, Verdict::Warn);
+            assert_eq!(check.remedy.as_deref(), verdict.remedy());
+        }
     }
 
     #[test]

@@ -18,13 +18,14 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hayfork_protocol::mux::{Mux, Role};
-use hayfork_vmm::backend::{Backend, MachineSpec};
+use hayfork_vmm::backend::{Backend, Capabilities, MachineSpec};
 use tokio::net::UnixStream;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
+use crate::backend_choice::{Backends, Chosen};
 use crate::connection::handshake::{self, Met};
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::lock;
@@ -38,8 +39,8 @@ use crate::options::{EngineOptions, SandboxOptions, default_memory_mib};
 use crate::process::ThisProcess;
 use crate::reaper::{Reaper, Vm};
 use crate::sandbox::{BootTimings, Sandbox, SandboxParts};
+use crate::signals;
 use crate::unsafe_watch::watch_readable;
-use crate::{backend_choice, signals};
 
 /// Threads of the runtime that move bytes.
 const WORKERS: usize = 2;
@@ -56,7 +57,7 @@ pub struct Engine(Arc<ThisProcess<Arc<Inner>>>);
 /// What an engine and its sandboxes share.
 pub(crate) struct Inner {
     options: EngineOptions,
-    backend: Arc<dyn Backend>,
+    backends: Backends,
     reaper: Reaper,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
@@ -69,19 +70,19 @@ pub(crate) struct Inner {
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("backend", &self.backend.name()).finish_non_exhaustive()
+        f.debug_struct("Engine").field("backend", &self.backends.name()).finish_non_exhaustive()
     }
 }
 
 impl Engine {
-    /// An engine with the backend that the options name. Starts a few threads, but no machine, and does not look at the
+    /// An engine with the backend that the options name, or what that comes to on this host. Starts a few threads, but no machine, and does not look at the
     /// host yet.
     ///
     /// # Errors
     /// An unknown backend, or threads that could not be started.
     pub fn new(options: EngineOptions) -> Result<Self, Error> {
-        let backend = backend_choice::choose(&options)?;
-        Self::with_backend(options, backend)
+        let backends = Backends::new(&options)?;
+        Self::with_patience(options, backends, Patience::default(), handshake::RETRY)
     }
 
     /// An engine on a backend of the caller's; [`EngineOptions::backend`] and [`EngineOptions::qemu`] do not count.
@@ -89,12 +90,12 @@ impl Engine {
     /// # Errors
     /// Threads could not be started.
     pub fn with_backend(options: EngineOptions, backend: Arc<dyn Backend>) -> Result<Self, Error> {
-        Self::with_patience(options, backend, Patience::default(), handshake::RETRY)
+        Self::with_patience(options, Backends::One(backend), Patience::default(), handshake::RETRY)
     }
 
     pub(crate) fn with_patience(
         options: EngineOptions,
-        backend: Arc<dyn Backend>,
+        backends: Backends,
         patience: Patience,
         retry: Duration,
     ) -> Result<Self, Error> {
@@ -113,7 +114,7 @@ impl Engine {
         let handle = runtime.handle().clone();
         let inner = Inner {
             options,
-            backend,
+            backends,
             reaper,
             runtime: Some(runtime),
             handle,
@@ -154,7 +155,7 @@ impl Engine {
         };
         let looked = self.run(async move {
             let handle = inner.handle.clone();
-            let look = move || doctor::examine(&*inner.backend, &inner.lookup());
+            let look = move || doctor::examine(&inner.backends, &inner.lookup());
             handle.spawn_blocking(look).await.map_err(joined)
         });
         looked.await.unwrap_or_else(|error| doctor::unusable(&error))
@@ -211,8 +212,9 @@ fn joined(error: JoinError) -> Error {
 /// What was launched, with what is known about it.
 struct Launched {
     vm: Vm,
-    backend: &'static str,
-    accelerator: String,
+    capabilities: Capabilities,
+    /// Why the monitor does not run it, where that was tried.
+    fallback: Option<String>,
 }
 
 impl Inner {
@@ -239,7 +241,7 @@ impl Inner {
         let language = options.language;
         let inner = Arc::clone(&self);
         let launched = self.handle.spawn_blocking(move || inner.launch(spec, language.name()));
-        let Launched { vm, backend, accelerator } = launched.await.map_err(joined)??;
+        let Launched { vm, capabilities, fallback } = launched.await.map_err(joined)??;
         let running = Instant::now();
 
         let (channel, exit) =
@@ -264,8 +266,11 @@ impl Inner {
             launch: running - called,
             handshake: running.elapsed(),
             total: called.elapsed(),
-            backend: backend.to_owned(),
-            accelerator,
+            backend: capabilities.backend.to_owned(),
+            accelerator: capabilities.accelerator.to_string(),
+            kernel: capabilities.kernel,
+            isolation: capabilities.isolation,
+            fallback,
         };
         let mailbox = Arc::new(Mailbox::default());
         let lifecycle = Arc::new(Lifecycle::new(vm.death()));
@@ -312,15 +317,16 @@ impl Inner {
     fn launch(&self, mut spec: MachineSpec, language: &str) -> Result<Launched, Error> {
         let launch = self.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
         let images = self.lookup().open()?;
-        spec.kernel = images.kernel()?;
         spec.initramfs = images.initramfs()?;
         spec.root_image = Some(images.image(language)?);
-        let capabilities = self.backend.check()?;
-        let machine = self.backend.launch(&spec)?;
+        let has_kernel = |flavour| images.kernel_of(flavour).map(drop).map_err(Error::from);
+        let Chosen { backend, capabilities, fallback } = self.backends.choose(has_kernel)?;
+        spec.kernel = images.kernel_of(capabilities.kernel)?;
+        let machine = backend.launch(&spec)?;
         Ok(Launched {
             vm: launch.register(machine),
-            backend: capabilities.backend,
-            accelerator: capabilities.accelerator.to_string(),
+            capabilities,
+            fallback: fallback.map(|obstacle| obstacle.to_string()),
         })
     }
 }

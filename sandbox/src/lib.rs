@@ -48,4 +48,4 @@ pub use sandbox::{BootTimings, Sandbox};
 pub use hayfork_protocol::message::{
     BundleKind, Control, Env, Exception, FileInfo, FileKind, Keep, Language, OutputLimit, Stats, Status, User,
 };
-pub use hayfork_vmm::backend::HostMemory;
+pub use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour};

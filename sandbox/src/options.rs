@@ -37,7 +37,8 @@ pub struct EngineOptions {
     pub images: Option<PathBuf>,
     /// Folder of an installed image package, which counts after the environment and before the cache.
     pub image_package: Option<PathBuf>,
-    /// What runs the machines: `auto` (also `None`) or `qemu`.
+    /// What runs the machines: `auto` (also `None`), `monitor` or `qemu`. `auto` is the monitor where it can be used, else
+    /// QEMU; [`BootTimings::fallback`](crate::BootTimings::fallback) then says why.
     pub backend: Option<String>,
     /// The QEMU binary. `None`: the variable `HAYFORK_QEMU`, then `PATH`.
     pub qemu: Option<PathBuf>,

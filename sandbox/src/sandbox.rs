@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hayfork_protocol::message::{Env, Language, Request, User};
-use hayfork_vmm::backend::HostMemory;
+use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -27,10 +27,16 @@ pub struct BootTimings {
     pub handshake: Duration,
     /// Everything.
     pub total: Duration,
-    /// The backend's name, `qemu`.
+    /// The backend's name: `monitor`, `qemu`.
     pub backend: String,
     /// What executes guest instructions: `kvm`, `tcg`.
     pub accelerator: String,
+    /// The flavour of its kernel.
+    pub kernel: KernelFlavour,
+    /// What keeps its user code from the host.
+    pub isolation: Isolation,
+    /// Why the monitor does not run it, where the choice was the engine's and fell on another backend.
+    pub fallback: Option<String>,
 }
 
 /// A sandbox: one virtual machine with a guest agent.

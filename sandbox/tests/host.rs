@@ -70,7 +70,7 @@ fn a_doctor_looks_at_everything_and_says_what_is_wrong() {
         let engine = Engine::new(options).unwrap();
         let report = block_on(&engine, engine.doctor());
         let names: Vec<&str> = report.checks.iter().map(|check| check.name).collect();
-        assert_eq!(names, ["images", "qemu", "kvm", "memory", "cpus"]);
+        assert_eq!(names, ["images", "backend", "isolation", "kvm", "memory", "cpus"]);
         assert_eq!(report.checks[0].verdict, verdict, "{report:?}");
         for check in &report.checks {
             assert_eq!(check.remedy.is_none(), check.verdict == Verdict::Ok, "{check:?}");

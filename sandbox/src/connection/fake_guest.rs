@@ -7,7 +7,7 @@
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -22,6 +22,7 @@ use hayfork_vmm::backend::{
     MachineSpec, ProcessStatus,
 };
 
+use crate::backend_choice::Backends;
 use crate::connection::lock;
 use crate::connection::watchdog::Patience;
 use crate::{Engine, EngineOptions};
@@ -36,11 +37,27 @@ pub(crate) struct FakeBackend {
     script: Arc<Script>,
     pub(crate) launched: Arc<AtomicUsize>,
     pub(crate) killed: Arc<AtomicUsize>,
+    /// What it says about the host.
+    capabilities: Capabilities,
+    /// The kernel of the newest machine.
+    pub(crate) kernel: Arc<Mutex<PathBuf>>,
 }
 
 impl FakeBackend {
     pub(crate) fn new(script: impl Fn(Guest) -> Option<ExitKind> + Send + Sync + 'static) -> Self {
-        Self { script: Arc::new(script), launched: Arc::default(), killed: Arc::default() }
+        Self {
+            script: Arc::new(script),
+            launched: Arc::default(),
+            killed: Arc::default(),
+            capabilities: Capabilities::new("fake", "threads".into(), Accelerator::Tcg),
+            kernel: Arc::default(),
+        }
+    }
+
+    /// The same as if it ran on kvm_pvm.
+    pub(crate) fn on_kvm_pvm(self) -> Self {
+        let capabilities = Capabilities::new("fake", "threads".into(), Accelerator::Kvm).on_kvm_pvm();
+        Self { capabilities, ..self }
     }
 
     /// Machines that are neither killed nor gone by themselves, after giving the reaper up to 5 s.
@@ -70,7 +87,8 @@ impl FakeBackend {
             ..EngineOptions::default()
         };
         let retry = Duration::from_millis(500);
-        let engine = Engine::with_patience(options, Arc::new(self.clone()), patience, retry).unwrap();
+        let engine =
+            Engine::with_patience(options, Backends::One(Arc::new(self.clone())), patience, retry).unwrap();
         TestEngine { engine, _images: images }
     }
 }
@@ -93,12 +111,14 @@ fn write_set(directory: &Path) {
     let digest = "0".repeat(64);
     let part = |file: &str| format!(r#"{{"file": "{file}", "blake3": "{digest}", "bytes": 1}}"#);
     let manifest = format!(
-        r#"{{"format": 1, "version": "test", "kernel": {}, "initramfs": {}, "images": {{"python": {}}}}}"#,
+        r#"{{"format": 1, "version": "test", "kernel": {}, "kernels": {{"pvm": {}}}, "initramfs": {},
+            "images": {{"python": {}}}}}"#,
         part("vmlinux"),
+        part("vmlinux-pvm"),
         part("initramfs.cpio"),
         part("python.erofs")
     );
-    for file in ["vmlinux", "initramfs.cpio", "python.erofs"] {
+    for file in ["vmlinux", "vmlinux-pvm", "initramfs.cpio", "python.erofs"] {
         fs::write(directory.join(file), "x").unwrap();
     }
     fs::write(directory.join("manifest.json"), manifest).unwrap();
@@ -276,11 +296,12 @@ impl Backend for FakeBackend {
     }
 
     fn check(&self) -> Result<Capabilities, BackendError> {
-        Ok(Capabilities::new("fake", "threads".into(), Accelerator::Tcg))
+        Ok(self.capabilities.clone())
     }
 
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
         spec.validate()?;
+        self.kernel.lock().unwrap().clone_from(&spec.kernel);
         let spawn = |source: io::Error| BackendError::Spawn { what: "a fake", source };
         let (host, guest) = UnixStream::pair().map_err(spawn)?;
         let (exit, alive) = io::pipe().map_err(spawn)?;

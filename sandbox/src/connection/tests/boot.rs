@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use hayfork_protocol::limits::MAX_CONTROL;
-use hayfork_vmm::backend::ExitKind;
+use hayfork_vmm::backend::{ExitKind, Isolation, KernelFlavour};
 
 use super::{block_on, create, python};
 use crate::connection::fake_guest::{FakeBackend, Guest};
@@ -21,12 +21,31 @@ fn a_guest_that_answers_is_a_sandbox() {
     let sandbox = block_on(&engine, create(&engine));
     let timings = sandbox.boot_timings();
     assert_eq!((timings.backend.as_str(), timings.accelerator.as_str()), ("fake", "tcg"));
+    assert_eq!((timings.kernel, timings.isolation), (KernelFlavour::Plain, Isolation::Emulation));
+    assert_eq!(timings.fallback, None);
+    assert!(backend.kernel.lock().unwrap().ends_with("vmlinux"));
     assert!(timings.total >= timings.launch + timings.handshake);
     assert_eq!(
         (sandbox.language(), sandbox.memory_mib(), sandbox.is_closed()),
         (Language::Python, 256, false)
     );
     assert_eq!(sandbox.id().len(), 12);
+}
+
+#[test]
+fn a_backend_gets_the_kernel_that_it_asks_for_and_the_sandbox_says_so() {
+    let backend = FakeBackend::new(|mut guest| {
+        guest.meet()?;
+        guest.idle()
+    })
+    .on_kvm_pvm();
+    let engine = backend.engine();
+    let sandbox = block_on(&engine, create(&engine));
+    assert!(backend.kernel.lock().unwrap().ends_with("vmlinux-pvm"));
+    let timings = sandbox.boot_timings();
+    assert_eq!((timings.accelerator.as_str(), timings.kernel), ("kvm", KernelFlavour::Pvm));
+    assert_eq!(timings.isolation, Isolation::KvmPvm);
+    assert!(!timings.isolation.guest_kernel_is_a_wall());
 }
 
 #[test]
