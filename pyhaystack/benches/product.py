@@ -107,7 +107,7 @@ def main() -> None:
         print(json.dumps(figures))
         return
     with hayfork.Sandbox.create() as sandbox:
-        print(f"on {sandbox.boot['backend']} ({sandbox.boot['accelerator']}), median of {options.runs}")
+        print(f"on {sandbox.runs_on}, median of {options.runs}")
     for name, text, target in (
         ("cold_python_s", "`hayfork run`, start to first user byte, python, s", 4.0),
         ("cold_javascript_s", "the same, javascript, s", None),

@@ -87,6 +87,10 @@ impl Sandbox {
         dict.set_item("total", boot.total.as_secs_f64())?;
         dict.set_item("backend", boot.backend)?;
         dict.set_item("accelerator", boot.accelerator)?;
+        dict.set_item("kernel", boot.kernel.name())?;
+        dict.set_item("isolation", boot.isolation.code())?;
+        dict.set_item("isolates", boot.isolation.description())?;
+        dict.set_item("fallback", boot.fallback)?;
         Ok(dict.unbind())
     }
 

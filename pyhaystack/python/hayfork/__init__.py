@@ -61,7 +61,7 @@ from hayfork.errors import (
     VmTimeoutError,
     VmTransientError,
 )
-from hayfork.models import EntryInfo, Execution, ExecutionError, Result, SandboxStats, Timings
+from hayfork.models import EntryInfo, Execution, ExecutionError, Result, RunsOn, SandboxStats, Timings
 from hayfork.oneshot import arun, run
 from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox
 
@@ -135,6 +135,7 @@ __all__ = [
     "PortMapping",
     "Result",
     "RootNotGrantedError",
+    "RunsOn",
     "Sandbox",
     "SandboxDependencyError",
     "SandboxError",

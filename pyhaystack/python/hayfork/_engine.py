@@ -25,7 +25,7 @@ def engine(
     Args:
         images: Folder of the image set. By default the one named by `HAYFORK_IMAGES_DIR`, else the installed
             data package, else the user's cache.
-        backend: `"qemu"`, or `"auto"`. By default what `HAYFORK_BACKEND` names, else `"auto"`.
+        backend: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else `"auto"`.
         qemu: The QEMU program. By default what `HAYFORK_QEMU` names, else the one in `PATH`.
 
     Raises:

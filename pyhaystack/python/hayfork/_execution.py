@@ -13,7 +13,7 @@ from typing import IO, Any
 from hayfork import errors
 from hayfork._calls import Operation
 from hayfork._native import NativeError, Run
-from hayfork.models import Execution, ExecutionError, Result, Timings
+from hayfork.models import Execution, ExecutionError, Result, RunsOn, Timings
 
 _log = logging.getLogger("hayfork")
 
@@ -73,7 +73,7 @@ class _Text:
 class Collector:
     """Gathers the events of one run."""
 
-    def __init__(self, callbacks: Callbacks, boot: float = 0.0) -> None:
+    def __init__(self, callbacks: Callbacks, runs_on: RunsOn, boot: float = 0.0) -> None:
         self._stdout = _Text(_Callback("on_stdout", callbacks.on_stdout))
         self._stderr = _Text(_Callback("on_stderr", callbacks.on_stderr))
         self._on_result = _Callback("on_result", callbacks.on_result)
@@ -81,6 +81,7 @@ class Collector:
         self._error: ExecutionError | None = None
         self._end: tuple[Any, ...] | None = None
         self._truncated = False
+        self._runs_on = runs_on
         self._boot = boot
         self._began = time.monotonic()
         self.pid: int | None = None
@@ -150,6 +151,7 @@ class Collector:
                 run=timings["run"],
                 total=self._boot + time.monotonic() - self._began,
             ),
+            runs_on=self._runs_on,
         )
 
 

@@ -12,7 +12,7 @@ from hayfork import _native, errors
 from hayfork._calls import Operation
 from hayfork._engine import engine
 from hayfork._execution import Callbacks, Collector, Stdin, feed_stdin, follow
-from hayfork.models import EntryInfo, Execution, SandboxStats
+from hayfork.models import EntryInfo, Execution, RunsOn, SandboxStats
 
 LANGUAGES = ("python", "javascript", "shell")
 
@@ -123,6 +123,19 @@ def create(
     return sandbox
 
 
+def runs_on(sandbox: _native.Sandbox) -> RunsOn:
+    """Say what runs a sandbox."""
+    boot = sandbox.boot()
+    return RunsOn(
+        backend=boot["backend"],
+        accelerator=boot["accelerator"],
+        kernel=boot["kernel"],
+        isolation=boot["isolation"],
+        isolates=boot["isolates"],
+        fallback=boot["fallback"],
+    )
+
+
 def run_code(
     sandbox: _native.Sandbox,
     code: str,
@@ -138,7 +151,7 @@ def run_code(
     boot: float = 0.0,
 ) -> Operation[Execution]:
     """Run code in a persistent context."""
-    collector = Collector(callbacks, boot)
+    collector = Collector(callbacks, runs_on(sandbox), boot)
     run = sandbox.execute(
         check_code(code),
         language=None if language is None else language_name(language),

@@ -307,6 +307,8 @@ _BY_CODE: dict[str, type[SandboxError]] = {
     "qemu_too_old": VmDependencyError,
     "qemu_unusable": VmDependencyError,
     "accelerator_unusable": VmDependencyError,
+    "hypervisor_refused": VmDependencyError,
+    "vm_prepare_failed": VmPermanentError,
     "kernel_panic": VmTransientError,
     "boot_timeout": VmBootTimeoutError,
     "vm_crashed": VmQemuCrashError,

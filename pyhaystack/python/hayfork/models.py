@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["EntryInfo", "Execution", "ExecutionError", "Result", "SandboxStats", "Status", "Timings"]
+__all__ = ["EntryInfo", "Execution", "ExecutionError", "Result", "RunsOn", "SandboxStats", "Status", "Timings"]
 
 Status = Literal["ok", "error", "timeout", "oom", "killed"]
 """How an execution ended: by itself with exit code 0 or another one, when its time was over, for want of memory,
@@ -31,6 +31,31 @@ class Timings:
     spawn: float = 0.0
     run: float = 0.0
     total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunsOn:
+    """What runs a sandbox, and what keeps its code from the host.
+
+    Attributes:
+        backend: `"monitor"` or `"qemu"`.
+        accelerator: What executes the guest's instructions: `"kvm"` or `"tcg"`.
+        kernel: Flavour of the guest's kernel: `"plain"` or `"pvm"`.
+        isolation: What the wall towards the host is: `"hardware"`, `"emulation"` or `"kvm_pvm"`. With the last one user
+            code can reach the guest's kernel, so that the virtual machine is the only wall.
+        isolates: The same in a sentence.
+        fallback: Why the monitor does not run it, if the choice was hayfork's and fell on another backend.
+    """
+
+    backend: str = ""
+    accelerator: str = ""
+    kernel: str = ""
+    isolation: str = ""
+    isolates: str = ""
+    fallback: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.backend}, {self.accelerator}, kernel {self.kernel}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +148,7 @@ class Execution:
         truncated: Whether output was left out for being beyond its limit; head and tail are kept.
         state_reset: Whether variables were lost, so that the next execution begins in a fresh interpreter.
         timings: Where the time went.
+        runs_on: What ran it, and what kept it from the host.
     """
 
     stdout: str = ""
@@ -134,6 +160,7 @@ class Execution:
     truncated: bool = False
     state_reset: bool = False
     timings: Timings = field(default_factory=Timings)
+    runs_on: RunsOn = field(default_factory=RunsOn)
 
     @property
     def ok(self) -> bool:

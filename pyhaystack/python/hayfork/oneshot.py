@@ -43,7 +43,7 @@ def run(
         on_result: Called with each value that it shows.
         stdout_limit: Bytes of output that are kept at most, head and tail.
         stderr_limit: Bytes of error output that are kept at most, head and tail.
-        backend: What runs the VM; by default the best that this host can do.
+        backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`; see `Sandbox.create`.
         images: Folder of the image set; found without it.
 
     Returns:

@@ -14,7 +14,7 @@ from hayfork import _operations as operations
 from hayfork._calls import run_blocking
 from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
 from hayfork._operations import Content, Env
-from hayfork.models import EntryInfo, Execution, SandboxStats
+from hayfork.models import EntryInfo, Execution, RunsOn, SandboxStats
 
 __all__ = ["CommandHandle", "Commands", "Files", "Sandbox"]
 
@@ -22,10 +22,10 @@ __all__ = ["CommandHandle", "Commands", "Files", "Sandbox"]
 class CommandHandle:
     """A command that goes on in the background. What it prints waits until `wait` takes it."""
 
-    def __init__(self, run: _native.Run, cmd: str | Sequence[str], callbacks: Callbacks) -> None:
+    def __init__(self, run: _native.Run, cmd: str | Sequence[str], collector: Collector) -> None:
         self._run = run
         self._cmd = cmd
-        self._collector = Collector(callbacks)
+        self._collector = collector
         self._result: Execution | None = None
 
     def wait(self, *, check: bool = False) -> Execution:
@@ -120,7 +120,7 @@ class Commands:
             stdout_limit=stdout_limit,
             stderr_limit=stderr_limit,
         )
-        collector = Collector(Callbacks(on_stdout, on_stderr))
+        collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(self._native))
         return operations.checked(run_blocking(follow(run, collector)), cmd, check=check)
 
     def start(
@@ -140,7 +140,8 @@ class Commands:
         With `stdin=True`, its standard input stays open for `send_stdin`.
         """
         run = operations.start_command(self._native, cmd, cwd=cwd, env=env, user=user, timeout=timeout, stdin=stdin)
-        return CommandHandle(run, cmd, Callbacks(on_stdout, on_stderr))
+        collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(self._native))
+        return CommandHandle(run, cmd, collector)
 
 
 class Files:
@@ -287,7 +288,8 @@ class Sandbox:
             env: Environment for everything that runs in it.
             metadata: Kept with the handle, for the caller's own use.
             allow_root: Whether `commands.run(user="root")` is granted.
-            backend: What runs the VM; by default the best that this host can do.
+            backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else
+                `"auto"`: the monitor where this host lets it, else QEMU, and `runs_on.fallback` says why.
             images: Folder of the image set; found without it.
 
         Returns:
@@ -343,9 +345,14 @@ class Sandbox:
         return not self._native.closed
 
     @property
-    def boot(self) -> dict[str, float | str]:
+    def boot(self) -> dict[str, float | str | None]:
         """What its start took, in seconds, and on what it runs."""
         return self._native.boot()
+
+    @property
+    def runs_on(self) -> RunsOn:
+        """What runs it, and what keeps its code from the host."""
+        return operations.runs_on(self._native)
 
     def run_code(
         self,

@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     common.add_argument("--images", metavar="DIR", help="folder of the image set (found without it)")
-    common.add_argument("--backend", metavar="NAME", help="what runs the VM (default: the best that this host can do)")
+    common.add_argument(
+        "--backend", metavar="NAME", help="what runs the VM: auto, monitor or qemu (default: auto, the best one here)"
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in (run, shell, images, doctor):
         module.add(commands, common)

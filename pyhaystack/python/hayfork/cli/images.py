@@ -35,6 +35,7 @@ def command(options: argparse.Namespace) -> int:
     print(f"image set {folder} (version {manifest['version']})")
     rows = [
         ("kernel", manifest["kernel"]),
+        *((f"kernel {flavour}", kernel) for flavour, kernel in sorted(manifest.get("kernels", {}).items())),
         ("initramfs", manifest["initramfs"]),
         *sorted(manifest["images"].items()),
     ]

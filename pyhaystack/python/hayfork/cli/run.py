@@ -132,7 +132,7 @@ def command(options: argparse.Namespace) -> int:
         for guest, host in options.download:
             _download(sandbox, guest, Path(host), quiet=quiet)
         if options.json:
-            print(json.dumps(_as_json(execution, sandbox)))
+            print(json.dumps(_as_json(execution)))
         else:
             _tell(execution, sandbox, options)
     return _exit_code(execution)
@@ -197,13 +197,16 @@ def _tell(execution: Execution, sandbox: Sandbox, options: argparse.Namespace) -
         times = execution.timings
         print(
             f"exit code {execution.exit_code} · status {execution.status} · boot {times.boot:.2f} s "
-            f"({sandbox.boot['backend']}, {sandbox.boot['accelerator']}) · interpreter {times.spawn:.2f} s · "
+            f"({execution.runs_on}) · interpreter {times.spawn:.2f} s · "
             f"code {times.run:.3f} s · total {times.total:.2f} s",
             file=sys.stderr,
         )
+        print(f"isolation: {execution.runs_on.isolates}", file=sys.stderr)
+    if execution.runs_on.fallback and (options.timings or (sys.stderr.isatty() and not options.quiet)):
+        print(f"not the monitor: {execution.runs_on.fallback}", file=sys.stderr)
 
 
-def _as_json(execution: Execution, sandbox: Sandbox) -> dict[str, Any]:
+def _as_json(execution: Execution) -> dict[str, Any]:
     times = execution.timings
     return {
         "stdout": execution.stdout,
@@ -228,8 +231,11 @@ def _as_json(execution: Execution, sandbox: Sandbox) -> dict[str, Any]:
             "run_s": round(times.run, 6),
             "total_s": round(times.total, 4),
         },
-        "backend": sandbox.boot["backend"],
-        "accelerator": sandbox.boot["accelerator"],
+        "backend": execution.runs_on.backend,
+        "accelerator": execution.runs_on.accelerator,
+        "kernel": execution.runs_on.kernel,
+        "isolation": execution.runs_on.isolation,
+        "fallback": execution.runs_on.fallback,
     }
 
 

@@ -40,7 +40,7 @@ def command(options: argparse.Namespace) -> int:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401, PLC0415 - line editing, where Python has it
             if not options.quiet:
-                print(f"hayfork {language} on {sandbox.boot['backend']} ({sandbox.boot['accelerator']}); Ctrl-D ends")
+                print(f"hayfork {language} on {sandbox.runs_on}; Ctrl-D ends")
         return _loop(sandbox, language, interactive=interactive)
 
 

@@ -78,7 +78,7 @@ def create(
         env=None,
         allow_root=False,
         name=None,
-        backend=None,
+        backend=config.backend,
         images=config.images_dir,
     )
 
@@ -94,7 +94,7 @@ def execute(
 ) -> Operation[ExecutionResult]:
     """Run code; too much output is an error, of which the callbacks got the first part."""
     began = time.monotonic()
-    collector = Collector(Callbacks(on_stdout, on_stderr))
+    collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(native))
     run = native.execute(
         operations.check_code(code),
         language=None,
@@ -134,6 +134,9 @@ def result(execution: Execution, timeout: int, total: float) -> ExecutionResult:
         timing=TimingBreakdown(setup_ms=0, boot_ms=0, execute_ms=execute_ms, total_ms=execute_ms),
         spawn_ms=_ms(execution.timings.spawn),
         process_ms=_ms(execution.timings.run),
+        backend=execution.runs_on.backend,
+        kernel=execution.runs_on.kernel,
+        isolation=execution.runs_on.isolation,
     )
 
 

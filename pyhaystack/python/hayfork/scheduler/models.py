@@ -26,6 +26,7 @@ class SchedulerConfig(BaseModel):
         default_timeout_seconds: Seconds that an execution may take, unless asked for otherwise.
         session_idle_timeout_seconds: Seconds without use after which a session closes.
         images_dir: Folder of the image set; found without it.
+        backend: What runs the VMs: `"auto"`, `"monitor"` or `"qemu"`. A field of hayfork's own.
         disk_snapshot_cache_dir: Not used.
         memory_snapshot_cache_dir: Not used.
         s3_bucket: Not used.
@@ -47,6 +48,7 @@ class SchedulerConfig(BaseModel):
     default_timeout_seconds: int = Field(default=30, ge=1, le=300)
     session_idle_timeout_seconds: int = Field(default=300, ge=10, le=3600)
     images_dir: Path | None = None
+    backend: str | None = None
     disk_snapshot_cache_dir: Path | None = None
     memory_snapshot_cache_dir: Path | None = None
     s3_bucket: str | None = None
@@ -120,6 +122,9 @@ class ExecutionResult(BaseModel):
         spawn_ms: Starting an interpreter.
         process_ms: The code itself.
         exposed_ports: Ports of the guest that were reachable.
+        backend: What ran the VM; this and what follows are fields of hayfork's own.
+        kernel: Flavour of the guest's kernel.
+        isolation: What kept the code from the host.
     """
 
     stdout: str
@@ -135,6 +140,9 @@ class ExecutionResult(BaseModel):
     spawn_ms: int | None = None
     process_ms: int | None = None
     exposed_ports: list[ExposedPort] = Field(default_factory=list)
+    backend: str | None = None
+    kernel: str | None = None
+    isolation: str | None = None
 
 
 class FileInfo(BaseModel):
