@@ -1,9 +1,7 @@
 //! Chooses what executes the guest's instructions: KVM where it is real, else QEMU's translator.
 
-use std::sync::OnceLock;
-
 use hayfork_vmm::backend::{Accelerator, BackendError};
-use hayfork_vmm::hypervisor::probe::{Verdict, probe};
+use hayfork_vmm::hypervisor::probe::Verdict;
 
 /// What the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,16 +13,6 @@ pub enum AcceleratorChoice {
     Kvm,
     /// QEMU's translator.
     Tcg,
-}
-
-/// The probe's verdict on this host; probed once in the life of the process.
-pub fn hypervisor() -> &'static Verdict {
-    static VERDICT: OnceLock<Verdict> = OnceLock::new();
-    VERDICT.get_or_init(|| {
-        let probe = probe();
-        tracing::debug!(verdict = probe.verdict.code(), rate = probe.verdict.rate(), took = ?probe.took, "probed /dev/kvm");
-        probe.verdict
-    })
 }
 
 /// The accelerator, and a note for each reason why it is not a faster one.

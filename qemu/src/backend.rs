@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use hayfork_vmm::backend::{Accelerator, Backend, BackendError, Capabilities, Machine, MachineSpec};
+use hayfork_vmm::hypervisor::probe;
 
 use crate::accel::{self, AcceleratorChoice};
 use crate::binary::{self, Binary};
@@ -63,7 +64,7 @@ impl Qemu {
         }
         let start = Reading::now();
         let binary = binary::find(self.options.binary.as_deref())?;
-        let (accelerator, notes) = accel::choose(self.options.accelerator, accel::hypervisor)?;
+        let (accelerator, notes) = accel::choose(self.options.accelerator, probe::verdict)?;
         let engine = Engine {
             accelerator,
             translation_buffer_mib: self.options.translation_buffer_mib,

@@ -26,7 +26,7 @@ mod process;
 mod process_setup;
 mod spawn;
 
-pub use accel::{AcceleratorChoice, hypervisor};
+pub use accel::AcceleratorChoice;
 pub use backend::{Qemu, QemuOptions};
 pub use binary::{BINARY_NAME, BINARY_VARIABLE, Binary, OLDEST, Version, find};
 pub use command::DEFAULT_TRANSLATION_BUFFER_MIB;

@@ -241,7 +241,7 @@ fn the_check_says_what_machines_will_run_on() {
     let capabilities = Qemu::new(QemuOptions::default()).check().unwrap();
     println!("{capabilities:?}");
     assert!(capabilities.description.starts_with("QEMU "));
-    let hardware = hayfork_qemu::hypervisor().is_hardware();
+    let hardware = hayfork_vmm::hypervisor::probe::verdict().is_hardware();
     assert_eq!(capabilities.accelerator == hayfork_vmm::backend::Accelerator::Kvm, hardware);
     assert_eq!(capabilities.notes.is_empty(), hardware);
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use hayfork_vmm::backend::{Accelerator, Isolation, MIN_MEMORY_MIB};
+use hayfork_vmm::backend::{Accelerator, Capabilities, Isolation, MIN_MEMORY_MIB};
 use hayfork_vmm::hypervisor::probe as hypervisor;
 use serde::Serialize;
 
@@ -75,7 +75,7 @@ pub(crate) fn unusable(error: &Error) -> Report {
 pub(crate) fn examine(backends: &Backends, lookup: &Lookup) -> Report {
     let mut checks = vec![images(lookup)];
     checks.extend(machines(backends, lookup));
-    checks.extend([kvm(hayfork_qemu::hypervisor()), memory(), cpus()]);
+    checks.extend([kvm(hypervisor::verdict()), memory(), cpus()]);
     Report::new(checks)
 }
 
@@ -116,11 +116,11 @@ fn machines(backends: &Backends, lookup: &Lookup) -> Vec<Check> {
     const NAME: &str = "backend";
     // Without a set there is nothing to choose by; the check of the images says so.
     let set = lookup.open().ok();
-    let has_kernel = |flavour| match &set {
-        Some(set) => set.kernel_of(flavour).map(drop).map_err(Error::from),
+    let suits = |found: &Capabilities| match &set {
+        Some(set) => set.kernel_of(found.kernel).map(drop).map_err(Error::from),
         None => Ok(()),
     };
-    let Chosen { capabilities, fallback, .. } = match backends.choose(has_kernel) {
+    let Chosen { capabilities, fallback, .. } = match backends.choose(suits) {
         Ok(chosen) => chosen,
         Err(error) => return vec![Check::fail(NAME, &error)],
     };

@@ -319,8 +319,8 @@ impl Inner {
         let images = self.lookup().open()?;
         spec.initramfs = images.initramfs()?;
         spec.root_image = Some(images.image(language)?);
-        let has_kernel = |flavour| images.kernel_of(flavour).map(drop).map_err(Error::from);
-        let Chosen { backend, capabilities, fallback } = self.backends.choose(has_kernel)?;
+        let suits = |found: &Capabilities| suits(found, &spec, &images);
+        let Chosen { backend, capabilities, fallback } = self.backends.choose(suits)?;
         spec.kernel = images.kernel_of(capabilities.kernel)?;
         let machine = backend.launch(&spec)?;
         Ok(Launched {
@@ -338,6 +338,28 @@ impl Drop for Inner {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Whether a backend can run the machine with what the image set holds.
+///
+/// # Errors
+/// More than it has, or a kernel that is missing.
+fn suits(found: &Capabilities, spec: &MachineSpec, images: &ImageSet) -> Result<(), Error> {
+    let Capabilities { backend, max_vcpus, max_memory_mib, .. } = found;
+    if spec.vcpus > *max_vcpus {
+        let asked = spec.vcpus;
+        return Err(Error::bad_option(format!(
+            "{asked} virtual CPUs are more than the {max_vcpus} of the backend {backend:?}"
+        )));
+    }
+    if spec.memory_mib > *max_memory_mib {
+        let asked = spec.memory_mib;
+        return Err(Error::bad_option(format!(
+            "{asked} MiB of memory are more than the {max_memory_mib} of the backend {backend:?}"
+        )));
+    }
+    images.kernel_of(found.kernel)?;
+    Ok(())
 }
 
 /// A new id: 12 random hexadecimal digits.

@@ -18,7 +18,7 @@ use crate::backend::{
 };
 use crate::device_loop::AGENT_PORT;
 use crate::hypervisor::kvm::KvmHypervisor;
-use crate::hypervisor::probe::{Verdict, probe};
+use crate::hypervisor::probe::{self, Verdict};
 use crate::hypervisor::{HostFacts, Hypervisor};
 use crate::machine::{Blueprint, Machine};
 
@@ -60,7 +60,7 @@ impl Monitor {
         let opened = KvmHypervisor::open();
         // kvm_pvm says so itself; what others are is found out by running a guest. That also says why nothing opens.
         if !opened.as_ref().is_ok_and(|hypervisor| hypervisor.facts().is_pvm) {
-            let verdict = probe().verdict;
+            let verdict = probe::verdict();
             if !matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. }) {
                 return Err(BackendError::AcceleratorUnusable {
                     detail: verdict.to_string(),

@@ -2,15 +2,17 @@
 
 use std::sync::Mutex;
 
-use hayfork_vmm::backend::{Accelerator, Isolation, Machine, MachineSpec};
+use hayfork_vmm::backend::{Accelerator, BackendError, Isolation, KernelFlavour, Machine, MachineSpec};
 
 use super::*;
 use crate::images::ImagesError;
 
+type Answer = fn() -> Result<Capabilities, BackendError>;
+
 /// A backend that says this about the host, and launches nothing.
 struct Stub {
     name: &'static str,
-    answer: fn() -> Result<Capabilities, BackendError>,
+    answer: Answer,
 }
 
 impl Backend for Stub {
@@ -27,10 +29,15 @@ impl Backend for Stub {
     }
 }
 
-const HARDWARE: fn() -> Verdict = || Verdict::Hardware { rate: 1e9 };
-const KVM_PVM: fn() -> Verdict = || Verdict::KvmPvm { rate: 1e6 };
+const ON_HARDWARE: Answer = || Ok(Capabilities::new("monitor", "the monitor".into(), Accelerator::Kvm));
+const ON_KVM_PVM: Answer =
+    || Ok(Capabilities::new("monitor", "the monitor".into(), Accelerator::Kvm).on_kvm_pvm());
+const REFUSED: Answer = || {
+    let detail = "this user may not open /dev/kvm".to_owned();
+    Err(BackendError::AcceleratorUnusable { detail, remedy: "Join the group kvm." })
+};
 
-fn backend(name: &'static str, answer: fn() -> Result<Capabilities, BackendError>) -> Arc<dyn Backend> {
+fn backend(name: &'static str, answer: Answer) -> Arc<dyn Backend> {
     Arc::new(Stub { name, answer })
 }
 
@@ -38,25 +45,18 @@ fn qemu() -> Arc<dyn Backend> {
     backend("qemu", || Ok(Capabilities::new("qemu", "QEMU".into(), Accelerator::Tcg)))
 }
 
-fn on_hardware() -> Result<Capabilities, BackendError> {
-    Ok(Capabilities::new("monitor", "the monitor".into(), Accelerator::Kvm))
+fn auto(monitor: Answer) -> Backends {
+    Backends::Auto(Ok(backend("monitor", monitor)), qemu())
 }
 
-fn on_kvm_pvm() -> Result<Capabilities, BackendError> {
-    on_hardware().map(Capabilities::on_kvm_pvm)
-}
-
-fn monitor(hypervisor: fn() -> Verdict, answer: fn() -> Result<Capabilities, BackendError>) -> Monitor {
-    Monitor { backend: Ok(backend("monitor", answer)), hypervisor }
-}
-
-/// A set that has these flavours and counts what it is asked for.
-fn set(flavours: &[KernelFlavour]) -> impl Fn(KernelFlavour) -> Result<(), Error> {
-    move |flavour| {
-        if flavours.contains(&flavour) {
+/// An image set with these flavours.
+fn set(flavours: &[KernelFlavour]) -> impl Fn(&Capabilities) -> Result<(), Error> {
+    move |found| {
+        if flavours.contains(&found.kernel) {
             return Ok(());
         }
-        Err(ImagesError::MissingKernel { flavour: flavour.name(), directory: "/images".into() }.into())
+        let flavour = found.kernel.name();
+        Err(ImagesError::MissingKernel { flavour, directory: "/images".into() }.into())
     }
 }
 
@@ -70,7 +70,7 @@ fn names_are_known_or_refused() {
         Backends::new(&options).map(|backends| backends.name())
     };
     assert_eq!(named(None).unwrap(), "auto");
-    for name in ["auto", "qemu"] {
+    for name in ["auto", "monitor", "qemu"] {
         assert_eq!(named(Some(name)).unwrap(), name);
     }
     for name in ["", "QEMU", "docker", "kvm"] {
@@ -78,23 +78,15 @@ fn names_are_known_or_refused() {
         assert_eq!(error.code(), "bad_option");
         assert!(error.to_string().contains("\"monitor\""), "{error}");
     }
-    // Whether this version has one or not: never another one in its place.
-    match named(Some("monitor")) {
-        Ok(name) => assert_eq!(name, "monitor"),
-        Err(error) => assert!(error.to_string().contains("monitor"), "{error}"),
-    }
 }
 
 #[test]
 fn the_monitor_is_first_where_the_host_lets_it() {
-    for (hypervisor, answer, kernel, isolation) in [
-        (HARDWARE, on_hardware as fn() -> _, KernelFlavour::Plain, Isolation::Hardware),
-        (KVM_PVM, on_kvm_pvm, KernelFlavour::Pvm, Isolation::KvmPvm),
+    for (answer, kernel, isolation) in [
+        (ON_HARDWARE, KernelFlavour::Plain, Isolation::Hardware),
+        (ON_KVM_PVM, KernelFlavour::Pvm, Isolation::KvmPvm),
     ] {
-        for backends in [
-            Backends::Auto(monitor(hypervisor, answer), qemu()),
-            Backends::Monitor(monitor(hypervisor, answer)),
-        ] {
+        for backends in [auto(answer), Backends::One(backend("monitor", answer))] {
             let chosen = backends.choose(set(BOTH)).unwrap();
             assert_eq!(chosen.backend.name(), "monitor");
             assert!(chosen.fallback.is_none());
@@ -105,22 +97,11 @@ fn the_monitor_is_first_where_the_host_lets_it() {
 
 #[test]
 fn what_stands_in_its_way_is_kept_by_auto_and_an_error_for_the_monitor() {
-    let cases: [(fn() -> Verdict, fn() -> _, &[KernelFlavour], &str, &str); 6] = [
-        (|| Verdict::Absent, on_hardware, BOTH, "accelerator_unusable", "there is no /dev/kvm"),
-        (|| Verdict::NoPermission, on_hardware, BOTH, "accelerator_unusable", "may not open /dev/kvm"),
-        (
-            || Verdict::Emulating { rate: 1e6 },
-            on_hardware,
-            BOTH,
-            "accelerator_unusable",
-            "interprets its guests",
-        ),
-        (|| Verdict::Broken { detail: "busy".into() }, on_hardware, BOTH, "accelerator_unusable", "busy"),
-        (KVM_PVM, on_kvm_pvm, PLAIN, "image_kernel_missing", "--flavour pvm"),
-        (HARDWARE, || Err(BackendError::Killed), BOTH, "vm_killed", "killed"),
-    ];
-    for (hypervisor, answer, flavours, code, text) in cases {
-        let chosen = Backends::Auto(monitor(hypervisor, answer), qemu()).choose(set(flavours)).expect("QEMU");
+    for (answer, flavours, code, text) in [
+        (REFUSED, BOTH, "accelerator_unusable", "may not open /dev/kvm"),
+        (ON_KVM_PVM, PLAIN, "image_kernel_missing", "--flavour pvm"),
+    ] {
+        let chosen = auto(answer).choose(set(flavours)).expect("QEMU");
         assert_eq!(chosen.backend.name(), "qemu");
         assert_eq!(chosen.capabilities.kernel, KernelFlavour::Plain);
         let reason = chosen.fallback.expect("a reason");
@@ -128,32 +109,45 @@ fn what_stands_in_its_way_is_kept_by_auto_and_an_error_for_the_monitor() {
         assert!(reason.to_string().contains(text), "{reason}");
         assert!(!reason.remedy().is_empty());
 
-        let error = Backends::Monitor(monitor(hypervisor, answer)).choose(set(flavours)).err().unwrap();
+        let error = Backends::One(backend("monitor", answer)).choose(set(flavours)).err().unwrap();
         assert_eq!(error.code(), code);
     }
 }
 
 #[test]
-fn a_version_without_a_monitor_uses_qemu_and_says_so() {
-    let absent =
-        Monitor { backend: Err(Error::bad_option("no monitor here")), hypervisor: || panic!("probed") };
-    let chosen = Backends::Auto(absent, qemu()).choose(set(BOTH)).unwrap();
+fn a_machine_that_only_qemu_can_have_gets_it() {
+    let answer: Answer = || {
+        let mut found = ON_HARDWARE()?;
+        found.max_vcpus = 8;
+        Ok(found)
+    };
+    let large = |found: &Capabilities| {
+        if found.max_vcpus < 16 { Err(Error::bad_option("16 are more than 8")) } else { Ok(()) }
+    };
+    let chosen = auto(answer).choose(large).unwrap();
     assert_eq!(chosen.backend.name(), "qemu");
-    assert_eq!(chosen.fallback.unwrap().to_string(), "no monitor here");
+    assert_eq!(chosen.fallback.unwrap().code(), "bad_option");
+}
+
+#[test]
+fn a_host_without_a_monitor_uses_qemu_and_says_so() {
+    let chosen = Backends::Auto(Err(Error::bad_option("none here")), qemu()).choose(set(BOTH)).unwrap();
+    assert_eq!(chosen.backend.name(), "qemu");
+    assert_eq!(chosen.fallback.unwrap().to_string(), "none here");
 }
 
 #[test]
 fn where_nothing_works_the_error_is_that_of_the_last_resort() {
     let missing = backend("qemu", || Err(BackendError::QemuMissing { looked_for: "PATH".into() }));
-    let backends = Backends::Auto(monitor(|| Verdict::Absent, on_hardware), missing);
+    let backends = Backends::Auto(Ok(backend("monitor", REFUSED)), missing);
     assert_eq!(backends.choose(set(BOTH)).err().unwrap().code(), "qemu_missing");
 }
 
 #[test]
-fn qemu_by_name_and_a_backend_of_the_callers_are_not_probed_for() {
+fn qemu_by_name_is_chosen_without_a_look_at_the_monitor() {
     let asked = Mutex::new(Vec::new());
-    let chosen = Backends::One(qemu()).choose(|flavour| {
-        asked.lock().unwrap().push(flavour);
+    let chosen = Backends::One(qemu()).choose(|found| {
+        asked.lock().unwrap().push(found.kernel);
         Ok(())
     });
     let chosen = chosen.unwrap();
@@ -163,7 +157,7 @@ fn qemu_by_name_and_a_backend_of_the_callers_are_not_probed_for() {
 
 #[test]
 fn a_kernel_that_is_built_meanwhile_is_used() {
-    let backends = Backends::Auto(monitor(KVM_PVM, on_kvm_pvm), qemu());
+    let backends = auto(ON_KVM_PVM);
     assert_eq!(backends.choose(set(PLAIN)).unwrap().backend.name(), "qemu");
     assert_eq!(backends.choose(set(BOTH)).unwrap().backend.name(), "monitor");
 }

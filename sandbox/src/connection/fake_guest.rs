@@ -60,6 +60,12 @@ impl FakeBackend {
         Self { capabilities, ..self }
     }
 
+    /// The same with other limits.
+    pub(crate) fn with_limits(mut self, vcpus: u8, memory_mib: u32) -> Self {
+        (self.capabilities.max_vcpus, self.capabilities.max_memory_mib) = (vcpus, memory_mib);
+        self
+    }
+
     /// Machines that are neither killed nor gone by themselves, after giving the reaper up to 5 s.
     pub(crate) fn wait_until_killed(&self, count: usize) {
         let until = Instant::now() + Duration::from_secs(5);

@@ -21,6 +21,7 @@ mod unsafe_slot;
 mod tests;
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Instructions a second from which on a hypervisor counts as hardware: several times what interpreters reach. Hardware
@@ -142,6 +143,16 @@ pub struct Probe {
     pub verdict: Verdict,
     /// How long the probe took.
     pub took: Duration,
+}
+
+/// The verdict on this host's `/dev/kvm`; probed once in the life of the process.
+pub fn verdict() -> &'static Verdict {
+    static VERDICT: OnceLock<Verdict> = OnceLock::new();
+    VERDICT.get_or_init(|| {
+        let Probe { verdict, took } = probe();
+        tracing::debug!(verdict = verdict.code(), rate = verdict.rate(), ?took, "probed /dev/kvm");
+        verdict
+    })
 }
 
 /// Probes `/dev/kvm`.

@@ -33,6 +33,21 @@ fn a_guest_that_answers_is_a_sandbox() {
 }
 
 #[test]
+fn more_than_the_backend_has_is_refused_before_anything_is_launched() {
+    let backend = FakeBackend::new(|_| None).with_limits(2, 512);
+    let engine = backend.engine();
+    for (options, text) in [
+        (SandboxOptions { cpus: Some(3), ..python() }, "3 virtual CPUs are more than the 2"),
+        (SandboxOptions { memory_mib: Some(513), ..python() }, "513 MiB of memory are more than the 512"),
+    ] {
+        let error = block_on(&engine, engine.create(options)).unwrap_err();
+        assert_eq!(error.code(), "bad_option");
+        assert!(error.to_string().contains(text), "{error}");
+    }
+    assert_eq!(backend.launched.load(Ordering::SeqCst), 0);
+}
+
+#[test]
 fn a_backend_gets_the_kernel_that_it_asks_for_and_the_sandbox_says_so() {
     let backend = FakeBackend::new(|mut guest| {
         guest.meet()?;
