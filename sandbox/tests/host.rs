@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use common::{block_on, create, engine, run};
+use common::{block_on, create, qemu, run};
 use hayfork_sandbox::{Engine, EngineOptions, Error, Language, SandboxOptions, Verdict};
 
 /// An engine that would use this folder and this QEMU, and the error that creating a sandbox gives.
@@ -90,7 +90,7 @@ fn is_alive(process: u32) -> bool {
 #[test]
 #[ignore = "needs the image set"]
 fn closing_dropping_and_shutting_down_leave_no_process() {
-    let engine = engine();
+    let engine = qemu();
     let (one, two, three) = engine.runtime().block_on(async {
         let sandbox = create(&engine, Language::Python).await;
         let one = sandbox.process_id().expect("QEMU is a process");
@@ -113,7 +113,7 @@ fn closing_dropping_and_shutting_down_leave_no_process() {
 #[test]
 #[ignore = "needs the image set"]
 fn a_machine_that_is_killed_from_outside_is_told_of() {
-    let engine = engine();
+    let engine = qemu();
     block_on(&engine, async {
         let sandbox = create(&engine, Language::Python).await;
         let running = sandbox.execute(hayfork_sandbox::ExecuteOptions::new("while True: pass"));
@@ -134,7 +134,7 @@ fn a_process_with_a_sandbox() {
     if std::env::var_os("HAYFORK_TEST_CHILD").is_none() {
         return;
     }
-    let engine = engine();
+    let engine = qemu();
     block_on(&engine, async {
         let sandbox = create(&engine, Language::Python).await;
         run(&sandbox, "print(1)").await;
@@ -146,7 +146,7 @@ fn a_process_with_a_sandbox() {
 #[test]
 #[ignore = "needs the image set"]
 fn sigkill_of_the_host_process_leaves_no_qemu_within_a_second() {
-    drop(engine()); // says so if there are no images
+    drop(qemu()); // says so if there are no images
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "a_process_with_a_sandbox", "--ignored", "--nocapture"])
         .env("HAYFORK_TEST_CHILD", "1")

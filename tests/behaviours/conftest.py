@@ -1,4 +1,6 @@
-"""Sandboxes for the behaviour tests: real ones, on whatever backend this host has.
+"""Sandboxes for the behaviour tests: real ones, on the backend that `HAYFORK_BACKEND` names, else the best of this host.
+
+`HAYFORK_TEST_CPUS` gives the shared ones more than one virtual CPU.
 
 Starting a VM takes seconds under emulation, so tests of what happens *inside* share one sandbox per language and
 file; tests that end or exhaust a sandbox make their own.
@@ -17,19 +19,24 @@ def pytest_configure(config):
         raise pytest.UsageError("set HAYFORK_IMAGES_DIR to an image set, as `make test` does")
 
 
+def shared(language):
+    cpus = int(os.environ.get("HAYFORK_TEST_CPUS", "1"))
+    return hayfork.Sandbox.create(language=language, timeout=60, cpus=cpus)
+
+
 @pytest.fixture(scope="module")
 def python():
-    with hayfork.Sandbox.create(language="python", timeout=60) as sandbox:
+    with shared("python") as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="module")
 def javascript():
-    with hayfork.Sandbox.create(language="javascript", timeout=60) as sandbox:
+    with shared("javascript") as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="module")
 def shell():
-    with hayfork.Sandbox.create(language="shell", timeout=60) as sandbox:
+    with shared("shell") as sandbox:
         yield sandbox

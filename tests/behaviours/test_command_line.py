@@ -99,7 +99,7 @@ def test_json():
         (["run", "  "], {}, b"empty"),
         (["run", "-m", "1", "print(1)"], {}, b"1 MiB of memory is too little"),
         (["run", "--images", "/nonexistent", "print(1)"], {}, b"/nonexistent"),
-        (["run", "print(1)"], {"PATH": "/nonexistent"}, b"QEMU was not found"),
+        (["run", "--backend", "qemu", "print(1)"], {"PATH": "/nonexistent"}, b"QEMU was not found"),
         (["run", "missing.py"], {}, b"there is no file missing.py"),
     ],
 )

@@ -54,7 +54,7 @@ def test_sigkill_of_the_host_leaves_no_vm():
     process = script(
         """
         import hayfork, sys, time
-        sandbox = hayfork.Sandbox.create()
+        sandbox = hayfork.Sandbox.create(backend="qemu")
         sandbox.run_code("1")
         print("up", flush=True)
         time.sleep(100)
@@ -227,7 +227,7 @@ def test_qemu_missing_from_the_path(monkeypatch):
         """
         import hayfork
         try:
-            hayfork.run("print(1)")
+            hayfork.run("print(1)", backend="qemu")
         except hayfork.VmDependencyError as error:
             print(error.code, bool(error.remedy))
         """,

@@ -8,10 +8,20 @@ use hayfork_sandbox::{
     CommandOptions, Engine, EngineOptions, ExecuteOptions, Execution, Language, Sandbox, SandboxOptions,
 };
 
-/// An engine with the image set that `HAYFORK_IMAGES_DIR`, or the cache, holds. Without one the tests fail: they would
-/// prove nothing.
+/// An engine with the image set that `HAYFORK_IMAGES_DIR`, or the cache, holds, on the backend that `HAYFORK_BACKEND`
+/// names. Without images the tests fail: they would prove nothing.
 pub(crate) fn engine() -> Engine {
-    let engine = Engine::new(EngineOptions::default()).expect("an engine needs no more than threads");
+    engine_on(std::env::var("HAYFORK_BACKEND").ok())
+}
+
+/// An engine on QEMU, for what is about its process.
+pub(crate) fn qemu() -> Engine {
+    engine_on(Some("qemu".into()))
+}
+
+fn engine_on(backend: Option<String>) -> Engine {
+    let options = EngineOptions { backend, ..EngineOptions::default() };
+    let engine = Engine::new(options).expect("an engine needs no more than threads");
     if let Err(error) = engine.images() {
         panic!("these tests need an image set (make images, or HAYFORK_IMAGES_DIR): {error}");
     }
