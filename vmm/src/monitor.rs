@@ -14,7 +14,7 @@ mod reaper;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{
-    Accelerator, Backend, BackendError, Capabilities, Machine as BackendMachine, MachineSpec,
+    Accelerator, Backend, BackendError, Capabilities, Machine as BackendMachine, MachineSpec, SpecError,
 };
 use crate::device_loop::AGENT_PORT;
 use crate::hypervisor::kvm::KvmHypervisor;
@@ -29,6 +29,9 @@ pub use reaper::settle;
 
 /// Most processors of a guest: as many as its kernel is built for.
 const MAX_VCPUS: u8 = 8;
+
+/// Room in the table of descriptors: the usual limit. A machine takes about 30.
+const DESCRIPTORS: i32 = 1024;
 
 /// Runs machines in this process.
 #[derive(Debug, Default)]
@@ -69,9 +72,18 @@ impl Monitor {
             }
         }
         let hypervisor = opened?;
+        grow_descriptor_table();
         let capabilities = capabilities(hypervisor.facts());
         Ok(Arc::clone(ready.insert(Arc::new(Ready { hypervisor, capabilities }))))
     }
+}
+
+/// Makes room for the descriptors of machines once. The kernel doubles a process's table whenever it is full and, in a process
+/// with threads, waits until no processor looks at the old one: tens of milliseconds in the middle of a start.
+fn grow_descriptor_table() {
+    let Ok(file) = std::fs::File::open("/dev/null") else { return };
+    // Dropped at once; the table stays. Where the limit is lower, machines will meet it anyway.
+    let _ = rustix::io::fcntl_dupfd_cloexec(&file, DESCRIPTORS - 1);
 }
 
 fn capabilities(facts: &HostFacts) -> Capabilities {
@@ -96,8 +108,9 @@ impl Backend for Monitor {
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn BackendMachine>, BackendError> {
         spec.validate()?;
         let ready = self.ready()?;
-        if spec.vcpus > ready.capabilities.max_vcpus {
-            return Err(BackendError::BadSpec(crate::backend::SpecError::Vcpus(spec.vcpus)));
+        let most = ready.capabilities.max_vcpus;
+        if spec.vcpus > most {
+            return Err(BackendError::BadSpec(SpecError::VcpusHere { given: spec.vcpus, most }));
         }
         let kernel = self.images.kernel(&spec.kernel)?;
         let initramfs = self.images.initramfs(&spec.initramfs)?;

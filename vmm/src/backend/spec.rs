@@ -81,6 +81,14 @@ pub enum SpecError {
     /// No virtual CPU, or more than [`MAX_VCPUS`].
     #[error("{0} virtual CPUs are not 1 to {MAX_VCPUS}")]
     Vcpus(u8),
+    /// More virtual CPUs than this backend gives on this host.
+    #[error("{given} virtual CPUs are more than the {most} that a machine can have here")]
+    VcpusHere {
+        /// Asked for.
+        given: u8,
+        /// Most that there can be.
+        most: u8,
+    },
     /// A linger time beyond [`MAX_LINGER`].
     #[error("a linger time of {} s is more than {} s", .0.as_secs(), MAX_LINGER.as_secs())]
     Linger(Duration),
