@@ -7,18 +7,23 @@
 //! | fuzz | each fuzz target for some seconds | a C++ compiler |
 //! | drivers | the language drivers on the host, the test playing the agent | |
 //! | rig | the rig's own tests, and the monitor's in the nested rig, on an ordinary KVM | |
-//! | guest | Rust tests that boot guests under QEMU | the image set |
-//! | behaviours | the public Python API, end to end | the image set, the package |
+//! | guest | Rust tests that boot guests, on each backend that the host offers | the image set |
+//! | behaviours | the public Python API, end to end, on each of them too | the image set, the package |
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 
+use hayfork_vmm::hypervisor::probe::{Verdict, probe};
+
 use crate::commands::tally::Tally;
 use crate::commands::{fuzz, images, lint};
 use crate::context::Context;
 use crate::{host_drivers, process, python, rig};
+
+/// The variable that names the backend for engines that are not told another.
+const BACKEND: &str = "HAYFORK_BACKEND";
 
 /// Set up and run all tests.
 #[derive(Debug, clap::Args)]
@@ -72,14 +77,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if wanted(Layer::Guest) || wanted(Layer::Behaviours) {
         let set = images::needed()?;
-        if wanted(Layer::Guest) {
-            let mut command = cargo_test(true);
-            runner(&context, &mut tally, "guest", command.env("HAYFORK_IMAGES_DIR", &set))?;
-        }
-        if wanted(Layer::Behaviours) {
-            let mut command = Command::new(bin.join("pytest"));
-            command.args(["-q", "--reruns", "1", "tests/behaviours"]).env("HAYFORK_IMAGES_DIR", &set);
-            runner(&context, &mut tally, "behaviours", &mut command)?;
+        for (turn, backend) in backends().into_iter().enumerate() {
+            if wanted(Layer::Guest) {
+                // Tests of what is not behind the choice of a backend run once.
+                let mut command = cargo_test(true, if turn == 0 { None } else { Some("hayfork-sandbox") });
+                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend);
+                runner(&context, &mut tally, &format!("guest: {backend}"), &mut command)?;
+            }
+            if wanted(Layer::Behaviours) {
+                let mut command = Command::new(bin.join("pytest"));
+                command.args(["-q", "--reruns", "1", "tests/behaviours"]);
+                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend);
+                runner(&context, &mut tally, &format!("behaviours: {backend}"), &mut command)?;
+            }
         }
     }
     tally.print();
@@ -89,21 +99,34 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn unit(context: &Context, tally: &mut Tally) -> Result<()> {
-    runner(context, tally, "unit", &mut cargo_test(false))
+/// What the backends of this host are called: tests with guests run on each of them.
+fn backends() -> Vec<&'static str> {
+    let verdict = probe().verdict;
+    let mut all = vec!["qemu"];
+    if matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. }) {
+        all.push("monitor");
+    } else {
+        println!("\nnothing runs on the monitor: {verdict}");
+    }
+    all
 }
 
-/// Cargo's tests: those that run anywhere, or those marked as needing the image set. The latter start
-/// virtual machines, so they run one after the other.
-fn cargo_test(guests: bool) -> Command {
+fn unit(context: &Context, tally: &mut Tally) -> Result<()> {
+    runner(context, tally, "unit", &mut cargo_test(false, None))
+}
+
+/// Cargo's tests, of all packages or of one: those that run anywhere, or those marked as needing the image set. The latter
+/// start virtual machines, so they run one after the other.
+fn cargo_test(guests: bool, package: Option<&str>) -> Command {
     let mut command = Command::new("cargo");
+    let packages = package.map_or_else(|| vec!["--workspace"], |package| vec!["-p", package]);
     if process::exists("cargo-nextest") {
-        command.args(["nextest", "run", "--workspace", "--no-fail-fast", "--cargo-quiet"]);
+        command.args(["nextest", "run", "--no-fail-fast", "--cargo-quiet"]).args(packages);
         if guests {
             command.args(["--run-ignored", "only", "--test-threads", "1"]);
         }
     } else {
-        command.args(["test", "--workspace", "--no-fail-fast", "--quiet"]);
+        command.args(["test", "--no-fail-fast", "--quiet"]).args(packages);
         if guests {
             command.args(["--", "--ignored", "--test-threads", "1"]);
         }
