@@ -1,4 +1,5 @@
-//! What running guests leaves on the host: nothing, however this process ends.
+//! What running guests leaves on the host: nothing, however this process ends. What holds for every backend is tested in
+//! `sandbox/tests/machines/`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hayfork_qemu::{Qemu, QemuOptions};
-use hayfork_vmm::backend::{Backend, ExitKind, MIN_MEMORY_MIB};
+use hayfork_vmm::backend::{Backend, ExitKind};
 use support::{BOOT_TIME, Client, backend, is_alive, launch, spec, wait_until};
 
 /// Set in the copy of a test that plays the program which is killed.
@@ -76,33 +77,6 @@ fn sigkill_while_booting_leaves_no_qemu() {
     let (mut child, pid) = victim(TEST);
     sigkill(&mut child);
     wait_until(Duration::from_secs(1), "the end of QEMU", || !is_alive(pid));
-}
-
-/// PR_SET_PDEATHSIG means the thread that forked, so a guest launched by a worker thread must not die with that.
-#[test]
-#[ignore = "needs the image set"]
-fn the_end_of_the_launching_thread_is_nothing_to_the_guest() {
-    let mut machine = std::thread::spawn(|| launch(&spec("serve"))).join().unwrap();
-    let mut client = Client::connect(&mut *machine);
-    std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(client.text("ping still here"), "still here");
-    assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
-}
-
-/// The second line of defence, which works across anything that keeps QEMU alive: the guest itself.
-#[test]
-#[ignore = "needs the image set"]
-fn closing_the_channel_ends_the_guest_after_its_linger_time() {
-    let mut spec = spec("serve");
-    spec.linger = Duration::from_secs(1);
-    let mut machine = launch(&spec);
-    let client = Client::connect(&mut *machine);
-    let start = Instant::now();
-    drop(client);
-    let report = machine.wait(Some(BOOT_TIME)).expect("the guest powers off");
-    assert_eq!(report.kind, ExitKind::PowerOff, "{report:?}");
-    assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
-    assert!(report.console_tail.contains("the host is gone"), "{report:?}");
 }
 
 #[test]
@@ -171,30 +145,6 @@ fn machines_leave_no_descriptor_thread_or_child_behind() {
     assert_eq!(children.trim(), "");
 }
 
-/// In a fork of this process the handle must neither kill the parent's guest nor wait for threads that are not there.
-#[test]
-#[ignore = "needs the image set"]
-#[allow(unsafe_code)]
-fn a_fork_leaves_the_parent_s_guest_alone() {
-    let mut machine = launch(&spec("serve"));
-    let mut client = Client::connect(&mut *machine);
-    // SAFETY: the child calls code that takes no lock another thread may hold here, and leaves by _exit.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let refused = machine.kill().err().is_some_and(|error| error.code() == "forked_process");
-        drop(machine);
-        // SAFETY: _exit does not return.
-        unsafe { libc::_exit(if refused { 7 } else { 8 }) };
-    }
-    let mut status = 0;
-    // SAFETY: the status is a valid place to write to, and the child is ours.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert!(libc::WIFEXITED(status), "{status}");
-    assert_eq!(libc::WEXITSTATUS(status), 7);
-    assert_eq!(client.text("ping alive"), "alive");
-    assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
-}
-
 /// Other code in the program may collect every child, or ignore SIGCHLD: then the status is unknown, and nothing hangs.
 #[test]
 #[ignore = "needs the image set"]
@@ -209,29 +159,6 @@ fn a_status_that_somebody_else_collects_is_unknown_and_no_more() {
     let machine = launch(&spec("power-off"));
     let report = machine.wait(Some(BOOT_TIME)).expect("the guest powers off");
     assert_eq!(report.kind, ExitKind::PowerOff, "{report:?}");
-}
-
-#[test]
-#[ignore = "needs the image set"]
-fn bad_specs_and_missing_images_are_named_before_anything_starts() {
-    let error = |change: fn(&mut hayfork_vmm::backend::MachineSpec)| {
-        let mut spec = spec("serve");
-        change(&mut spec);
-        backend().launch(&spec).err().expect("the launch fails")
-    };
-    let small = error(|spec| spec.memory_mib = 1);
-    assert_eq!(small.code(), "memory_too_small");
-    assert!(small.to_string().contains(&MIN_MEMORY_MIB.to_string()));
-    assert_eq!(error(|spec| spec.vcpus = 0).code(), "bad_machine_spec");
-    for missing in [
-        error(|spec| spec.kernel = "/nonexistent/vmlinux".into()),
-        error(|spec| spec.initramfs = "/nonexistent/initramfs".into()),
-        error(|spec| spec.root_image = Some("/nonexistent/root".into())),
-    ] {
-        assert_eq!(missing.code(), "image_unreadable");
-        assert!(missing.to_string().contains("/nonexistent/"), "{missing}");
-    }
-    assert_eq!(error(|spec| spec.kernel = spec.initramfs.clone()).code(), "image_unreadable");
 }
 
 /// The check finds what is here, and chooses no /dev/kvm that only looks like one.

@@ -1,9 +1,9 @@
 //! The test guest's /init: does what the kernel parameter `test=` says. Compiled by the tests for the musl target, so
-//! it uses the standard library only.
+//! it uses the standard library only. Serves over what the kernel parameter `hayfork.carrier=` names, as the agent does.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::time::{Duration, Instant};
 
 use std::ffi::{CString, c_char, c_int, c_short, c_ulong, c_void};
@@ -12,6 +12,10 @@ unsafe extern "C" {
     fn mount(source: *const c_char, target: *const c_char, kind: *const c_char, flags: c_ulong, data: *const c_void) -> c_int;
     fn reboot(how: c_int) -> c_int;
     fn poll(fds: *mut Poll, count: c_ulong, timeout: c_int) -> c_int;
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn bind(socket: c_int, address: *const VsockAddress, size: u32) -> c_int;
+    fn listen(socket: c_int, backlog: c_int) -> c_int;
+    fn accept4(socket: c_int, address: *mut c_void, size: *mut u32, flags: c_int) -> c_int;
 }
 
 #[repr(C)]
@@ -19,6 +23,16 @@ struct Poll {
     fd: c_int,
     events: c_short,
     revents: c_short,
+}
+
+/// `struct sockaddr_vm`
+#[repr(C)]
+struct VsockAddress {
+    family: u16,
+    reserved: u16,
+    port: u32,
+    cid: u32,
+    zero: [u8; 4],
 }
 
 fn main() {
@@ -49,7 +63,7 @@ fn main() {
             console("\x1b]0;owned\x07harmless\n");
             power_off();
         }
-        "serve" => serve(Duration::from_secs(linger)),
+        "serve" => serve(parameter("hayfork.carrier").unwrap(), Duration::from_secs(linger)),
         other => console(&format!("unknown test {other}\n")),
     }
 }
@@ -64,17 +78,25 @@ fn power_off() {
 }
 
 /// Answers requests of one line each until the host's end has been closed for the linger time.
-fn serve(linger: Duration) {
-    let mut port = open_port();
+fn serve(carrier: &str, linger: Duration) {
+    let is_vsock = carrier.starts_with("vsock:");
+    let mut port = match carrier.split_once(':') {
+        Some(("virtio-serial", name)) => open_port(name),
+        Some(("vsock", port)) => accept(port.parse().unwrap()),
+        _ => panic!("unknown carrier {carrier}"),
+    };
     let mut gone_since: Option<Instant> = None;
     let mut request = Vec::new();
     let mut buffer = [0; 4096];
     loop {
-        let count = port.read(&mut buffer).unwrap_or(0);
+        let result = port.read(&mut buffer);
+        let count = *result.as_ref().unwrap_or(&0);
         if count == 0 {
             let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
             unsafe { poll(&mut fds, 1, 50) };
-            if fds.revents & 0x10 == 0 {
+            // A port hangs up; a stream has an end.
+            let is_gone = if is_vsock { result.is_ok() } else { fds.revents & 0x10 != 0 };
+            if !is_gone {
                 gone_since = None;
                 continue;
             }
@@ -94,12 +116,34 @@ fn serve(linger: Duration) {
     }
 }
 
-/// The port called org.hayfork.agent, non-blocking. On a port that the host has open, reads of nothing give EAGAIN.
-fn open_port() -> File {
+/// A connection of the host to this vsock port, non-blocking.
+fn accept(port: u32) -> File {
+    const AF_VSOCK: u16 = 40;
+    const SOCK_STREAM: c_int = 1;
+    const ANY: u32 = u32::MAX;
+    const SOCK_NONBLOCK: c_int = 0o4000;
+    let address = VsockAddress { family: AF_VSOCK, reserved: 0, port, cid: ANY, zero: [0; 4] };
+    let check = |what, result: c_int| {
+        if result < 0 {
+            console(&format!("{what}: {}\n", std::io::Error::last_os_error()));
+        }
+        result
+    };
+    unsafe {
+        let listener = check("socket", socket(AF_VSOCK.into(), SOCK_STREAM, 0));
+        check("bind", bind(listener, &address, size_of::<VsockAddress>() as u32));
+        check("listen", listen(listener, 1));
+        let stream = accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), SOCK_NONBLOCK);
+        File::from_raw_fd(check("accept", stream))
+    }
+}
+
+/// The port of that name, non-blocking. On a port that the host has open, reads of nothing give EAGAIN.
+fn open_port(name: &str) -> File {
     use std::os::unix::fs::OpenOptionsExt;
     for port in fs::read_dir("/sys/class/virtio-ports").unwrap() {
         let port = port.unwrap();
-        if fs::read_to_string(port.path().join("name")).unwrap().trim() == "org.hayfork.agent" {
+        if fs::read_to_string(port.path().join("name")).unwrap().trim() == name {
             let path = format!("/dev/{}", port.file_name().to_str().unwrap());
             const O_NONBLOCK: i32 = 0o4000;
             return OpenOptions::new().read(true).write(true).custom_flags(O_NONBLOCK).open(path).unwrap();

@@ -1,0 +1,14 @@
+//! What a machine is, whichever backend runs it: each test of [`guests`] on each backend of this host, through the trait.
+//!
+//! Tests are named `guests::a_guest_boots_answers_and_is_killed::monitor`. A backend that this host cannot have is skipped
+//! with the reason, and so are all but the one that `HAYFORK_BACKEND` names; where the probe finds a hypervisor, a monitor
+//! that does not work is a failure. What only one backend has to do with is tested beside it (`qemu/tests/`, `vmm/tests/`).
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)] // Its helpers are part of tests.
+
+#[path = "../../../vmm/tests/guest/mod.rs"]
+mod guest;
+mod guests;
+mod setup;
+mod unsafe_process;
