@@ -39,6 +39,8 @@ pub type Subscriber = Box<dyn MutEventSubscriber + Send>;
 pub struct DeviceLoop {
     stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
+    /// The process that has the thread: a child made by fork has not.
+    process: u32,
 }
 
 #[derive(Debug)]
@@ -81,11 +83,16 @@ impl DeviceLoop {
                 }
             }
         })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), process: std::process::id() })
     }
 
     /// Stops the thread and waits until it is gone, and its subscribers with it.
     pub fn stop(&mut self) {
+        if self.process != std::process::id() {
+            // Waiting for a thread that is not there would be for ever.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.stop.wanted.store(true, Ordering::SeqCst);
         ring(self.stop.bell.as_fd());
         if let Some(thread) = self.thread.take() {

@@ -167,6 +167,12 @@ impl<V: Vm> Machine<V> {
         self.slow.as_ref()?.1.resident().ok()
     }
 
+    /// Forgets what belongs to the parent, in a child made by fork: nothing is unmapped or closed in the guest's name that the
+    /// child may have something else in place of by now.
+    pub fn disown(&mut self) {
+        std::mem::forget(self.slow.take());
+    }
+
     /// Ends all threads, and returns what is slow to drop; once.
     pub fn take_apart(&mut self) -> Option<Box<dyn Any + Send>> {
         let slow = self.slow.take()?;

@@ -1,6 +1,5 @@
 //! The owner's handle of a machine in this process.
 
-use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -14,15 +13,14 @@ const KILL_TIME: Duration = Duration::from_secs(30);
 
 /// A guest in this process.
 pub(super) struct MonitorMachine<V: Vm> {
-    /// Never dropped by itself: taken apart by the owner, and forgotten in a child made by fork.
-    machine: ManuallyDrop<Machine<V>>,
+    machine: Machine<V>,
     /// The process that launched it.
     owner: u32,
 }
 
 impl<V: Vm> MonitorMachine<V> {
     pub(super) fn new(machine: Machine<V>) -> Self {
-        Self { machine: ManuallyDrop::new(machine), owner: std::process::id() }
+        Self { machine, owner: std::process::id() }
     }
 
     fn is_ours(&self) -> bool {
@@ -77,6 +75,8 @@ impl<V: Vm> Drop for MonitorMachine<V> {
             if let Some(remains) = self.machine.take_apart() {
                 reaper::bury(remains);
             }
+        } else {
+            self.machine.disown();
         }
     }
 }
