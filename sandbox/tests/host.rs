@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use common::{block_on, create, qemu, run};
+use common::{block_on, create, engine, qemu, run};
 use hayfork_sandbox::{Engine, EngineOptions, Error, Language, SandboxOptions, Verdict};
 
 /// An engine that would use this folder and this QEMU, and the error that creating a sandbox gives.
@@ -85,6 +85,35 @@ fn is_alive(process: u32) -> bool {
         .ok()
         .and_then(|stat| stat.rsplit(')').next().map(|rest| !rest.trim_start().starts_with('Z')))
         .unwrap_or(false)
+}
+
+#[test]
+#[ignore = "needs the image set"]
+fn sandboxes_that_were_closed_leave_neither_descriptor_nor_thread() {
+    let engine = engine();
+    let count = |folder: &str| fs::read_dir(folder).unwrap().count();
+    let left = || (count("/proc/self/fd"), count("/proc/self/task"));
+    block_on(&engine, async {
+        let one = || async {
+            let sandbox = create(&engine, Language::Shell).await;
+            run(&sandbox, "true").await;
+            sandbox.close().await.unwrap();
+        };
+        // The first one brings what the process keeps.
+        one().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = left();
+        let is_as_before = || left().0 <= before.0 && left().1 <= before.1;
+        for _ in 0..3 {
+            one().await;
+        }
+        // Some of it is done behind the owner's back.
+        let until = Instant::now() + Duration::from_secs(10);
+        while !is_as_before() && Instant::now() < until {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(is_as_before(), "{:?} descriptors and threads, {before:?} before", left());
+    });
 }
 
 #[test]
