@@ -34,7 +34,7 @@ mod tests;
 use std::error::Error;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -107,6 +107,8 @@ pub struct ExitCounts {
 pub struct VcpuThreads<V: Vm> {
     control: Arc<Control<V>>,
     threads: Vec<JoinHandle<()>>,
+    /// Held while there are jobs: there is room for one for each thread.
+    jobs: Mutex<()>,
     /// The process that has the threads.
     process: u32,
 }
@@ -126,7 +128,8 @@ impl<V: Vm> VcpuThreads<V> {
         let control = Arc::new(Control::new(usize::from(count)).map_err(VcpuError::Threads)?);
         let setup = Arc::new(setup);
         let (ready, made) = mpsc::channel();
-        let mut this = Self { control, threads: Vec::new(), process: std::process::id() };
+        let mut this =
+            Self { control, threads: Vec::new(), jobs: Mutex::new(()), process: std::process::id() };
         for index in 0..count {
             let (vm, exits, setup) = (Arc::clone(vm), Arc::clone(exits), Arc::clone(&setup));
             let (control, ready) = (Arc::clone(&this.control), ready.clone());
@@ -196,7 +199,8 @@ impl<V: Vm> VcpuThreads<V> {
         }
     }
 
-    /// Calls `work` for each virtual CPU, on its thread, at the same time; results in their order. They must be paused.
+    /// Calls `work` for each virtual CPU, on its thread, at the same time; results in their order. They must be paused. Not
+    /// to be called from a handler or from `work`.
     ///
     /// # Errors
     /// [`NotPaused`](VcpuError::NotPaused); [`Ended`](VcpuError::Ended) if they end meanwhile;
@@ -207,6 +211,7 @@ impl<V: Vm> VcpuThreads<V> {
         F: Fn(u8, &mut V::Vcpu) -> R + Send + Sync + 'static,
     {
         self.check_process()?;
+        let _one_at_a_time = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let work = Arc::new(work);
         let (sender, results) = mpsc::channel();
         let count = self.threads.len();

@@ -101,7 +101,9 @@ impl Verdict {
             Self::Absent => {
                 "Load the module (modprobe kvm_intel or kvm_amd), switch on virtualisation in the firmware, or pass /dev/kvm into the container."
             }
-            Self::NoPermission => "Join the group kvm (sudo usermod -aG kvm $USER) and log in again.",
+            Self::NoPermission => {
+                "Join the group kvm (sudo usermod -aG kvm $USER) and log in again; if the device is not that group's, make it so (sudo chgrp kvm /dev/kvm; sudo chmod g+rw /dev/kvm)."
+            }
             Self::Broken { .. } => {
                 "Look into the host's kernel log; another hypervisor may hold the processor."
             }

@@ -139,6 +139,7 @@ impl<V: Vm> Control<V> {
         state.wanted = Wanted::Stop;
         // Jobs that nobody will do are dropped: whoever waits for one sees that.
         let jobs: Vec<_> = state.jobs.iter_mut().map(Option::take).collect();
+        self.publish_if_all_left(&mut state);
         drop(state);
         drop(jobs);
         self.changed.notify_all();
@@ -149,19 +150,20 @@ impl<V: Vm> Control<V> {
     pub(super) fn leave(&self) {
         let mut state = self.lock();
         state.alive -= 1;
-        if state.alive == 0 {
-            let end = state.end.take().unwrap_or(End {
-                vcpu: None,
-                cause: EndCause::Stopped,
-                program_counter: None,
-            });
-            drop(state);
-            if self.end.set(end).is_ok() {
-                // An eventfd's counter is not full after one write.
-                let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
-            }
-        }
+        self.publish_if_all_left(&mut state);
+        drop(state);
         self.changed.notify_all();
+    }
+
+    fn publish_if_all_left(&self, state: &mut State<V>) {
+        if state.alive > 0 {
+            return;
+        }
+        let stopped = || End { vcpu: None, cause: EndCause::Stopped, program_counter: None };
+        if self.end.set(state.end.take().unwrap_or_else(stopped)).is_ok() {
+            // An eventfd's counter is not full after one write.
+            let _ = rustix::io::write(&self.ended, &1u64.to_ne_bytes());
+        }
     }
 
     // For the owner.

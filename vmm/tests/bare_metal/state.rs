@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hayfork_vmm::hypervisor::kvm::{KvmHypervisor, KvmVm};
+use hayfork_vmm::hypervisor::probe::{Verdict, probe};
 use hayfork_vmm::hypervisor::x86_64::{
     ClockState, InterruptChipState, Msr, VcpuState, X86Hypervisor, X86Vcpu, msr,
 };
@@ -278,6 +279,8 @@ fn an_impossible_state_is_refused() {
     assert!(matches!(error, HypervisorError::BadState { .. }), "{error}");
     let error = refused(&|state| state.xcrs = vec![state.xcrs[0]; 17]);
     assert!(matches!(error, HypervisorError::BadState { .. }), "{error}");
+    let error = refused(&|state| state.tsc_khz = 1);
+    assert!(matches!(error, HypervisorError::BadState { .. }), "{error}");
     // Room for registers that nobody uses is no harm, as a state of a larger processor has it.
     let mut larger = good.clone();
     larger.xsave.resize(larger.xsave.len() + 4096, 0);
@@ -291,8 +294,15 @@ fn the_host_is_described() {
     println!("{facts:?}");
     assert!(facts.max_vcpus >= 8);
     assert_eq!(facts.name == "kvm_pvm", facts.is_pvm);
+    // The probe asks by a guest of its own, and hardware is never kvm_pvm.
+    assert_eq!(matches!(probe().verdict, Verdict::KvmPvm { .. }), facts.is_pvm);
     if facts.is_pvm {
         assert!(!facts.can_set_tsc, "writes of IA32_TSC do nothing on kvm_pvm");
     }
+    // A guest made for kvm_pvm is nothing without this register, which no list of KVM has.
+    let machine = Machine::new(self::hypervisor().unwrap(), unsafe_guests::spins(), true);
+    let msrs = machine.vcpu(0).state().unwrap().msrs;
+    assert_eq!(msrs.iter().any(|msr| msr.index == msr::PVM_GUEST_PAGE), facts.is_pvm);
+    assert!(msrs.iter().any(|msr| msr.index == msr::IA32_TSC));
     assert!(hypervisor.supported_cpuid().iter().any(|entry| entry.function == 0x8000_0001));
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use hayfork_vmm::hypervisor::HypervisorError;
@@ -181,4 +181,64 @@ fn a_virtual_cpu_that_cannot_be_set_up_is_an_error_with_its_number() {
     // Numbers 0 to 2 are in use by virtual CPUs that are gone: KVM does not give them out again.
     let again = VcpuThreads::create(&machine.vm, 1, &exits, |_, _| Ok::<(), HypervisorError>(()));
     assert!(matches!(again.unwrap_err(), VcpuError::Create { index: 0, .. }));
+}
+
+#[test]
+fn work_on_paused_virtual_cpus_is_done_once_each_whoever_asks() {
+    let Some(hypervisor) = hypervisor() else { return };
+    let machine = Machine::new(hypervisor, unsafe_guests::spins(), true);
+    let threads = machine.threads(2, &Arc::new(Recorder::default()));
+    std::thread::scope(|scope| {
+        for asker in 0..4u8 {
+            let threads = &threads;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let answers = threads.on_each(move |index, _| (asker, index)).unwrap();
+                    assert_eq!(answers, [(asker, 0), (asker, 1)]);
+                }
+            });
+        }
+    });
+    // Work that breaks ends the machine, and whoever waits for it hears of that.
+    let broken = threads.on_each(|index, _| assert_eq!(index, 0, "broken"));
+    assert!(matches!(broken, Err(VcpuError::Ended)));
+    assert!(matches!(wait_for_end(&threads).cause, EndCause::Panicked { .. }));
+}
+
+#[test]
+fn the_end_is_published_once_and_when_nobody_is_in_a_handler() {
+    /// Stays in a handler for a while.
+    struct Slow(AtomicU32);
+
+    impl Exits for Slow {
+        fn mmio_read(&self, _: u64, _: &mut [u8]) -> Flow {
+            Flow::Continue(())
+        }
+
+        fn mmio_write(&self, _: u64, _: &[u8]) -> Flow {
+            self.0.store(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(300));
+            self.0.store(2, Ordering::SeqCst);
+            Flow::Continue(())
+        }
+    }
+
+    let Some(hypervisor) = hypervisor() else { return };
+    let machine = Machine::new(hypervisor, unsafe_guests::counts_at_a_device(), true);
+    let exits = Arc::new(Slow(AtomicU32::new(0)));
+    let threads = machine.threads(1, &exits);
+    threads.resume().unwrap();
+    wait_until("the handler", || exits.0.load(Ordering::SeqCst) == 1);
+    // Too little patience; the request stands.
+    let impatient = threads.pause(Duration::from_millis(20));
+    assert!(matches!(impatient, Err(VcpuError::Timeout { .. })), "{impatient:?}");
+    threads.pause(PATIENCE).unwrap();
+    exits.0.store(0, Ordering::SeqCst);
+    threads.resume().unwrap();
+    wait_until("the handler", || exits.0.load(Ordering::SeqCst) == 1);
+    threads.stop();
+    assert!(threads.end().is_none(), "a handler is at work");
+    threads.stop();
+    wait_for_end(&threads);
+    assert_eq!(exits.0.load(Ordering::SeqCst), 2);
 }

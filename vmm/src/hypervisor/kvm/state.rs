@@ -7,12 +7,16 @@
 //!
 //! # Order of setting
 //!
-//! 1. CPUID: KVM checks control registers, XCR0 and model-specific registers against it.
+//! 1. CPUID: KVM checks control registers, XCR0 and model-specific registers against it. The frequency of the time stamp
+//!    counter, if it is another than this host's.
 //! 2. MP state, general and system registers. These hold IA32_APIC_BASE, which switches the local APIC on.
 //! 3. XCR0, then the XSAVE area that it governs; debug registers.
 //! 4. The local APIC: it must be there before a deadline is set for its timer.
 //! 5. Model-specific registers: IA32_TSC before all others, IA32_TSC_DEADLINE after all others.
 //! 6. Pending events last: setting registers forgets a pending exception.
+//!
+//! The system registers are those of `KVM_GET_SREGS`, which has no page directory pointers (PDPTRs): KVM then reads them
+//! from memory again. They matter to 32-bit guests with PAE only, and none of ours is one.
 //!
 //! # Time
 //!
@@ -63,6 +67,7 @@ pub(super) fn get(vcpu: &KvmVcpu) -> Result<VcpuState, HypervisorError> {
 /// See the [module](self).
 pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), HypervisorError> {
     set_cpuid(&vcpu.fd, &state.cpuid)?;
+    set_tsc_khz(vcpu, state.tsc_khz)?;
     vcpu.set_mp_state(state.mp_state)?;
     vcpu.set_registers(&state.registers)?;
     vcpu.set_system_registers(&state.system)?;
@@ -73,6 +78,18 @@ pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), Hyperviso
     vcpu.set_local_apic(&state.local_apic)?;
     set_saved_msrs(vcpu, &state.msrs)?;
     vcpu.fd.set_vcpu_events(&(&state.events).into()).map_err(failed("KVM_SET_VCPU_EVENTS"))
+}
+
+/// Makes the time stamp counter run at the saved frequency.
+fn set_tsc_khz(vcpu: &KvmVcpu, saved: u32) -> Result<(), HypervisorError> {
+    let own = vcpu.tsc_khz()?;
+    // What KVM itself takes for the same: 250 parts in a million (`tsc_tolerance_ppm`). Two measures of one crystal differ.
+    if u64::from(own.abs_diff(saved)) * 1_000_000 <= u64::from(own) * 250 {
+        return Ok(());
+    }
+    vcpu.fd.set_tsc_khz(saved).map_err(|_| HypervisorError::BadState {
+        what: "its time stamp counter runs at another frequency than this processor's",
+    })
 }
 
 /// Sets saved model-specific registers: the counter first, the deadline last and moved.

@@ -20,6 +20,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::unsafe_slot::Slot;
 use super::{HARDWARE_RATE, RUN_BUDGET, Verdict};
+use crate::hypervisor::x86_64::msr::{PVM_SIGNATURE, PVM_SIGNATURE_REGISTER};
 
 /// Loop iterations of one run; each is two instructions. 3 to 7 ms for an interpreter, microseconds for hardware.
 const ITERATIONS: u32 = 2_000;
@@ -48,10 +49,6 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
-
-/// The one register of kvm_pvm's own that tells it apart, and what it reads there ("PVM").
-const PVM_SIGNATURE_MSR: u32 = 0x4b56_4d11;
-const PVM_SIGNATURE: u64 = 0x4d_5650;
 
 /// Opens the device and measures.
 pub(super) fn measure(device: &Path) -> Verdict {
@@ -150,7 +147,7 @@ fn enter_long_mode(vcpu: &VcpuFd) -> Result<(), String> {
 
 /// Whether the signature register is there and reads as kvm_pvm's.
 fn is_pvm(vcpu: &VcpuFd) -> bool {
-    let entry = kvm_msr_entry { index: PVM_SIGNATURE_MSR, ..Default::default() };
+    let entry = kvm_msr_entry { index: PVM_SIGNATURE_REGISTER, ..Default::default() };
     let Ok(mut registers) = Msrs::from_entries(&[entry]) else {
         return false;
     };
