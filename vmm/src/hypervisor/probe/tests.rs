@@ -31,8 +31,8 @@ fn the_verdict_on_this_host_is_true() {
         }
         other => panic!("the probe's guest must run wherever /dev/kvm opens: {other:?}"),
     }
-    // Loosely: the bound is for an idle host, and tests run on busy ones.
-    assert!(probe.took < Duration::from_millis(500), "{:?}", probe.took);
+    // Loosely: it takes 20 ms on an idle host, and tests run on busy ones.
+    assert!(probe.took < Duration::from_secs(5), "{:?}", probe.took);
     assert_eq!(probe.verdict.remedy().is_none(), probe.verdict.is_hardware());
 }
 
