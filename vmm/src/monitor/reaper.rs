@@ -3,6 +3,9 @@
 //! Giving a machine back to the kernel takes up to 30 ms (KVM waits until no processor looks at its tables any more, the longer
 //! the more doorbells there are), and longer with much memory. Nobody who ends a machine has to wait for that. One thread
 //! does it for the whole process; it ends when there was nothing to do for a while. If it falls behind, owners do it themselves.
+//!
+//! A child made by `fork` inherits the queue but not the thread, and no business with what waits there: that is the parent's,
+//! its memory is not in the child, and unmapping it would hit what the child has in its place by then.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -23,18 +26,27 @@ pub(crate) type Remains = Box<dyn Any + Send>;
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Remains>,
-    /// The process whose thread takes them; another after a fork.
-    served_by: Option<u32>,
+    /// There is a thread that takes them.
+    served: bool,
     /// One is being taken apart.
     busy: bool,
+    /// The process that all this is about; another after a fork.
+    process: u32,
 }
 
-static QUEUE: Mutex<Queue> = Mutex::new(Queue { waiting: VecDeque::new(), served_by: None, busy: false });
+static QUEUE: Mutex<Queue> =
+    Mutex::new(Queue { waiting: VecDeque::new(), served: false, busy: false, process: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-/// The queue holds values that are put in and taken out whole, so a panic elsewhere leaves it good.
+/// The queue of this process. It holds values that are put in and taken out whole, so a panic elsewhere leaves it good.
 fn queue() -> MutexGuard<'static, Queue> {
-    QUEUE.lock().unwrap_or_else(PoisonError::into_inner)
+    let mut queue = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if queue.process != process {
+        let inherited = std::mem::replace(&mut *queue, Queue { process, ..Queue::default() });
+        std::mem::forget(inherited.waiting);
+    }
+    queue
 }
 
 /// Drops `remains` soon, in another thread if possible.
@@ -46,8 +58,7 @@ pub(crate) fn bury(remains: Remains) {
         return;
     }
     queue.waiting.push_back(remains);
-    let process = std::process::id();
-    if queue.served_by != Some(process) {
+    if !queue.served {
         let started = threads::spawn(Builder::new().name("hayfork-reaper".into()), reap);
         if started.is_err() {
             let waiting = std::mem::take(&mut queue.waiting);
@@ -55,7 +66,7 @@ pub(crate) fn bury(remains: Remains) {
             drop(waiting);
             return;
         }
-        queue.served_by = Some(process);
+        queue.served = true;
     }
     CHANGED.notify_all();
 }
@@ -63,7 +74,7 @@ pub(crate) fn bury(remains: Remains) {
 /// Waits until nothing is left to be taken apart, for those who count what is left.
 pub fn settle() {
     let mut queue = queue();
-    while queue.served_by == Some(std::process::id()) && (queue.busy || !queue.waiting.is_empty()) {
+    while queue.served && (queue.busy || !queue.waiting.is_empty()) {
         queue = CHANGED.wait(queue).unwrap_or_else(PoisonError::into_inner);
     }
 }
@@ -83,7 +94,7 @@ fn reap() {
         let (again, timeout) = CHANGED.wait_timeout(queue, IDLE).unwrap_or_else(PoisonError::into_inner);
         queue = again;
         if timeout.timed_out() && queue.waiting.is_empty() {
-            queue.served_by = None;
+            queue.served = false;
             return;
         }
     }
