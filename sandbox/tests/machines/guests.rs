@@ -7,8 +7,8 @@ use hayfork_vmm::backend::{ExitKind, MIN_MEMORY_MIB, Machine, MachineSpec, Proce
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::guest::{BOOT_TIME, Client, is_alive, wait_until};
+use crate::host::unsafe_process::in_a_child;
 use crate::setup::{Setup, on_backends};
-use crate::unsafe_process::in_a_child;
 
 on_backends! {
     a_guest_boots_answers_and_is_killed: qemu monitor monitor_2_vcpus;

@@ -1,0 +1,106 @@
+//! The process around the guests: its children, its signals.
+
+use std::time::Duration;
+
+use hayfork_vmm::backend::{Backend, ExitKind};
+use hayfork_vmm::monitor::settle;
+
+use crate::host::unsafe_process::{Storm, in_a_child};
+use crate::host::{Holdings, alone, wait_for};
+use crate::tiny::{Act, Host, Script};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A guest that goes on saying something.
+fn beats() -> Script {
+    Script::saying("beat\n", &[Act::Spin { times: 3000 }, Act::Repeat { from: 0, times: 0 }])
+}
+
+#[test]
+fn a_child_made_by_fork_has_an_inert_handle() {
+    alone("process::a_child_made_by_fork_has_an_inert_handle", || {
+        let Some(host) = Host::new() else { return };
+        let machine = host.start(&beats());
+        wait_for(PATIENCE, "a beat", || !machine.console_tail().is_empty());
+        let mut inherited = Some(machine);
+        let code = in_a_child(|| {
+            let Some(mut machine) = inherited.take() else { return 1 };
+            let refused = machine.kill().is_err_and(|error| error.code() == "forked_process");
+            let is_blind = machine.host_memory().is_none() && machine.try_exit().is_none();
+            // Neither waits for threads that are not here nor touches anything of the parent's.
+            drop(machine);
+            settle();
+            if Holdings::now().of_guests != 0 {
+                return 2;
+            }
+            if refused && is_blind { 7 } else { 3 }
+        });
+        assert_eq!(code, 7);
+        let mut machine = inherited.take().expect("only the child took it");
+        let before = machine.console_tail().len();
+        wait_for(PATIENCE, "another beat", || machine.console_tail().len() > before);
+        assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
+    });
+}
+
+/// The parent's dead machines wait to be taken apart when the child is made, and are no business of the child's: their
+/// memory is not there, and what is in its place is the child's.
+#[test]
+fn a_child_has_machines_of_its_own() {
+    alone("process::a_child_has_machines_of_its_own", || {
+        let Some(host) = Host::new() else { return };
+        let spec = host.spec("kernel", &beats());
+        for round in 0..4 {
+            // Some are in the queue, with the thread at work. The first that were made lie where a child would put its own.
+            let mut machines: Vec<_> = (0..8).map(|_| host.launch(&spec)).collect();
+            while machines.pop().is_some() {}
+            let code = in_a_child(|| {
+                let mut mine = host.launch(&spec);
+                let whole = Holdings::now().of_guests;
+                drop(host.launch(&spec));
+                settle();
+                if Holdings::now().of_guests != whole {
+                    return 9;
+                }
+                wait_for(PATIENCE, "a beat in the child", || !mine.console_tail().is_empty());
+                settle();
+                let before = mine.console_tail().len();
+                wait_for(PATIENCE, "another beat", || mine.console_tail().len() > before);
+                let killed = mine.kill().is_ok_and(|report| report.kind == ExitKind::Killed);
+                drop(mine);
+                settle();
+                if killed { 7 } else { 8 }
+            });
+            assert_eq!(code, 7, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn storms_of_signals_do_not_disturb_guests() {
+    alone("process::storms_of_signals_do_not_disturb_guests", || {
+        let Some(host) = Host::new() else { return };
+        let mut spec = host.spec("kernel", &beats());
+        let short = host.spec("short", &Script::saying("done", &[Act::Reset]));
+        let before = host.launch(&spec);
+        spec.vcpus = 2;
+        let storm = Storm::of(Duration::from_micros(500));
+        // Started, run to its end and killed in the midst of it.
+        let machine = host.launch(&spec);
+        for _ in 0..20 {
+            let report = host.launch(&short).wait(Some(PATIENCE)).expect("it ends");
+            assert_eq!((report.kind, &report.console_tail[..]), (ExitKind::PowerOff, "done"), "{report:?}");
+            let mut killed = host.monitor.launch(&spec).unwrap();
+            assert_eq!(killed.kill().unwrap().kind, ExitKind::Killed);
+        }
+        for machine in [&before, &machine] {
+            let said = machine.console_tail().len();
+            wait_for(PATIENCE, "some beats", || machine.console_tail().len() > said + 20);
+            assert_eq!(machine.try_exit(), None);
+        }
+        let weather = storm.weather();
+        println!("{weather:?}");
+        assert!(weather.handled > 500, "{weather:?}");
+        assert_eq!(weather.misdirected, 0, "{weather:?}");
+    });
+}
