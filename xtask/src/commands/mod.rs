@@ -7,6 +7,7 @@ pub(crate) mod fuzz;
 pub(crate) mod images;
 pub(crate) mod lint;
 pub(crate) mod run;
+pub(crate) mod soak;
 pub(crate) mod tally;
 pub(crate) mod test;
 
@@ -23,6 +24,8 @@ pub(crate) enum Command {
     Bench(bench::Options),
     /// Measure the monitor in instructions, in the nested rig.
     BenchRig(bench_rig::Options),
+    /// Boot many machines in a row.
+    Soak(soak::Options),
     /// Check formatting, lints and types.
     Lint(lint::Options),
     /// Run each fuzz target for some seconds.
@@ -40,6 +43,7 @@ impl Command {
             Self::Test(options) => test::run(&options),
             Self::Bench(options) => bench::run(&options),
             Self::BenchRig(options) => bench_rig::run(&options),
+            Self::Soak(options) => soak::run(&options),
             Self::Lint(options) => lint::run(&options),
             Self::Fuzz(options) => fuzz::run(&options),
             Self::Images(options) => images::run(&options).map(|_| ()),
