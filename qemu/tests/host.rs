@@ -150,13 +150,15 @@ fn machines_leave_no_descriptor_thread_or_child_behind() {
 #[ignore = "needs the image set"]
 #[allow(unsafe_code)]
 fn a_status_that_somebody_else_collects_is_unknown_and_no_more() {
+    // Compiling the guest, at its first use, needs to hear of its own children.
+    let (serve, power_off) = (spec("serve"), spec("power-off"));
     // SAFETY: no handler is installed, the signal is ignored. Nextest gives each test a process of its own.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-    let mut machine = launch(&spec("serve"));
+    let mut machine = launch(&serve);
     let _client = Client::connect(&mut *machine);
     let report = machine.kill().unwrap();
     assert_eq!(report.kind, ExitKind::Killed);
-    let machine = launch(&spec("power-off"));
+    let machine = launch(&power_off);
     let report = machine.wait(Some(BOOT_TIME)).expect("the guest powers off");
     assert_eq!(report.kind, ExitKind::PowerOff, "{report:?}");
 }
