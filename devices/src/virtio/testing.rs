@@ -233,7 +233,8 @@ impl DriverQueue {
         Some(Used { head: used.0, len: used.1, segments })
     }
 
-    /// Takes head and length of the next used chain, whatever they are.
+    /// Takes head and length of the next used chain, whatever they are; a head that is no `u16` (a guest may
+    /// have its own rings overwritten) is given as `u16::MAX`.
     pub fn next_used_raw(&mut self) -> Option<(u16, u32)> {
         let at = self.used.unchecked_add(2);
         let idx: u16 = self.mem.load(at, Ordering::Acquire).unwrap();
@@ -246,7 +247,7 @@ impl DriverQueue {
         self.last_used = self.last_used.wrapping_add(1);
         let head = u32::from_le_bytes(bytes[..4].try_into().unwrap());
         let len = u32::from_le_bytes(bytes[4..].try_into().unwrap());
-        Some((u16::try_from(head).unwrap(), len))
+        Some((u16::try_from(head).unwrap_or(u16::MAX), len))
     }
 }
 

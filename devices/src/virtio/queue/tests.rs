@@ -1,7 +1,7 @@
 //! Freezing of queues, and what devices do with frozen ones.
 
 use proptest::prelude::*;
-use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{ActiveQueue, ActiveQueues, QueueError, QueueRegisters, QueueState, Ring};
 use crate::virtio::testing::{DriverQueue, Segment};
@@ -131,6 +131,29 @@ fn chains_go_there_and_back() {
     assert_eq!(queue.next_chain(&mem).unwrap().unwrap().head_index(), head);
     queue.add_used(&mem, head, 5).unwrap();
     assert_eq!(driver.next_used().unwrap().len, 5);
+}
+
+/// A loop over a queue ends with its budget, even if the driver has always something more; and it leaves
+/// notifications on only where it found nothing.
+#[test]
+fn a_loop_ends_with_its_budget() {
+    let (mem, mut driver, mut queue) = in_use();
+    for _ in 0..3 {
+        driver.add(&[Segment::readable(0x8000, 1)]).unwrap();
+    }
+    let no_notify = || {
+        let flags: u16 = mem.read_obj(GuestAddress(driver.addresses()[2])).unwrap();
+        flags == 1
+    };
+    let mut budget = 2;
+    assert!(queue.next_or_listen(&mem, &mut budget).unwrap().is_some());
+    assert!(queue.next_or_listen(&mem, &mut budget).unwrap().is_some());
+    assert!(queue.next_or_listen(&mem, &mut budget).unwrap().is_none());
+    assert_eq!((budget, no_notify()), (0, true));
+    budget = 9;
+    assert!(queue.next_or_listen(&mem, &mut budget).unwrap().is_some(), "it was left in the queue");
+    assert!(queue.next_or_listen(&mem, &mut budget).unwrap().is_none());
+    assert_eq!((budget, no_notify()), (7, false));
 }
 
 #[test]

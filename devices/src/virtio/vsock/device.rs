@@ -127,7 +127,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     }
 
     /// Ends all connections on both sides, and tells the driver by an event as soon as it can take
-    /// one. Linux gives `ECONNRESET` to the programs.
+    /// one: process the event queue next. Linux gives `ECONNRESET` to the programs.
     pub fn reset_transport(&mut self) {
         self.event_due = true;
         self.muxer.clear(CloseReason::DeviceReset);

@@ -89,10 +89,12 @@ fn the_ladder_has_no_short_cuts() {
 fn bits_cannot_be_taken_back_or_made_up() {
     let rig = Rig::live();
     let driver = rig.driver();
+    let ignored = rig.device.counters().ignored;
     for bad in [ACKNOWLEDGE, LIVE & !FEATURES_OK, LIVE & !DRIVER_OK, LIVE | 16, LIVE | 1 << 31] {
         driver.write(VIRTIO_MMIO_STATUS, bad);
         assert_eq!(driver.status(), LIVE, "{bad:#x}");
     }
+    assert_eq!(rig.device.counters().ignored - ignored, 5);
     // A driver cannot set NEEDS_RESET, and writing it back is no fault.
     driver.write(VIRTIO_MMIO_STATUS, LIVE | NEEDS_RESET);
     assert_eq!(driver.status(), LIVE);
