@@ -75,6 +75,12 @@ fn kib(text: &str) -> u64 {
     text.trim().strip_suffix(" kB").and_then(|number| number.parse::<u64>().ok()).unwrap_or(0) << 10
 }
 
+/// The one or the other number: the latter in the nested rig, whose processor is translated and executes some 30 million
+/// instructions a second.
+pub(crate) fn or_in_rig<T>(number: T, in_rig: T) -> T {
+    if std::env::var_os("HAYFORK_RIG").is_some() { in_rig } else { number }
+}
+
 /// Bytes that are resident now.
 pub(crate) fn resident() -> u64 {
     Holdings::now().resident

@@ -31,13 +31,15 @@ fn a_reset_is_a_power_off_with_what_was_said_before() {
 }
 
 #[test]
-fn a_triple_fault_is_a_crash_with_the_place() {
+fn a_triple_fault_is_a_crash() {
     let Some(host) = Host::new() else { return };
     let machine = host.start(&Script::saying("oh", &[Act::Fault]));
     let report = machine.wait(Some(PATIENCE)).expect("it ends");
     assert_eq!((report.kind, report.status), (ExitKind::Crashed, ProcessStatus::None), "{report:?}");
     assert_eq!(report.console_tail, "oh");
-    assert!(report.stderr_tail.starts_with("triple fault, virtual CPU 0, at 0x10"), "{report:?}");
+    // On AMD's processors KVM has reset the virtual CPU by the time that it tells: the place is the reset vector.
+    let places = ["0x10", "0xfff0"].map(|place| format!("triple fault, virtual CPU 0, at {place}"));
+    assert!(places.iter().any(|place| report.stderr_tail.starts_with(place)), "{report:?}");
     let error = machine.boot_failure(Duration::ZERO);
     assert_eq!(error.code(), "vm_crashed");
     assert!(error.to_string().contains("triple fault"), "{error}");

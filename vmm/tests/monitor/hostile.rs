@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 use hayfork_vmm::backend::{ExitKind, Machine};
 use hayfork_vmm::monitor::settle;
 
-use crate::host::{Holdings, alone, resident, wait_for};
+use crate::host::{Holdings, alone, or_in_rig, resident, wait_for};
 use crate::tiny::{Act, DATA, Host, Script, hostile};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long each of them may do what it likes.
-const ATTACK: Duration = Duration::from_millis(1500);
+/// How long each of them may do what it likes, in milliseconds.
+const ATTACK: u64 = 1500;
+const ATTACK_IN_RIG: u64 = 100;
 /// What it may make this process take: memory of its guest that it touches, and buffers.
 const BOUND: u64 = 24 << 20;
 
@@ -31,9 +32,10 @@ fn attack(host: &Host, name: &str, script: &Script, vcpus: u8) {
 
     let mut machine = host.launch(&spec);
     let start = Instant::now();
+    let attack = Duration::from_millis(or_in_rig(ATTACK, ATTACK_IN_RIG));
     let (mut most, mut lives, mut slowest) = (0, 0, Duration::ZERO);
     let mut beats = bystander.console_tail().len();
-    while start.elapsed() < ATTACK {
+    while start.elapsed() < attack {
         let begun = Instant::now();
         let report = host.launch(&short).wait(Some(PATIENCE)).expect("it ends");
         assert_eq!((report.kind, &report.console_tail[..]), (ExitKind::PowerOff, "done"), "{name}");
@@ -61,7 +63,7 @@ fn attack(host: &Host, name: &str, script: &Script, vcpus: u8) {
     assert!(begun.elapsed() < Duration::from_secs(5), "{name}: {:?}", begun.elapsed());
     assert!(most < before.resident + BOUND, "{name}: {} to {most}", before.resident);
     if name.starts_with("console flood") {
-        assert!(report.console_tail.len() > 10_000, "{name}: {}", report.console_tail.len());
+        assert!(report.console_tail.len() > 2000, "{name}: {}", report.console_tail.len());
     }
     drop(machine);
     alive("beats afterwards", &*bystander, &mut beats);
@@ -73,7 +75,7 @@ fn attack(host: &Host, name: &str, script: &Script, vcpus: u8) {
 fn a_tiny_guest_s_driver_works() {
     let Some(host) = Host::new() else { return };
     let report = host.start(&hostile::sane()).wait(Some(PATIENCE)).expect("it ends");
-    assert!(report.console_tail.ends_with("PPPthe disk"), "{report:?}");
+    assert!(report.console_tail.ends_with("\nread the disk"), "{report:?}");
     // And random accesses are made: here to memory.
     let acts = [
         Act::Random { at: DATA, mask: 0xff, times: 2000 },

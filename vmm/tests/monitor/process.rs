@@ -6,7 +6,7 @@ use hayfork_vmm::backend::{Backend, ExitKind};
 use hayfork_vmm::monitor::settle;
 
 use crate::host::unsafe_process::{Storm, in_a_child};
-use crate::host::{Holdings, alone, wait_for};
+use crate::host::{Holdings, alone, or_in_rig, wait_for};
 use crate::tiny::{Act, Host, Script};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -50,7 +50,7 @@ fn a_child_has_machines_of_its_own() {
     alone("process::a_child_has_machines_of_its_own", || {
         let Some(host) = Host::new() else { return };
         let spec = host.spec("kernel", &beats());
-        for round in 0..4 {
+        for round in 0..or_in_rig(4, 1) {
             // Some are in the queue, with the thread at work. The first that were made lie where a child would put its own.
             let mut machines: Vec<_> = (0..8).map(|_| host.launch(&spec)).collect();
             while machines.pop().is_some() {}
@@ -87,7 +87,7 @@ fn storms_of_signals_do_not_disturb_guests() {
         let storm = Storm::of(Duration::from_micros(500));
         // Started, run to its end and killed in the midst of it.
         let machine = host.launch(&spec);
-        for _ in 0..20 {
+        for _ in 0..or_in_rig(20, 3) {
             let report = host.launch(&short).wait(Some(PATIENCE)).expect("it ends");
             assert_eq!((report.kind, &report.console_tail[..]), (ExitKind::PowerOff, "done"), "{report:?}");
             let mut killed = host.monitor.launch(&spec).unwrap();
@@ -100,7 +100,7 @@ fn storms_of_signals_do_not_disturb_guests() {
         }
         let weather = storm.weather();
         println!("{weather:?}");
-        assert!(weather.handled > 500, "{weather:?}");
+        assert!(weather.handled > 100, "{weather:?}");
         assert_eq!(weather.misdirected, 0, "{weather:?}");
     });
 }

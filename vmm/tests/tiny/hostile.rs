@@ -109,19 +109,21 @@ fn resets() -> Script {
     for_ever(acts, 0, data)
 }
 
-/// Gives devices much to do, waits, and says how many chains of each were used: a letter for each device, `P` for all 16. A
-/// driver that works: what the others do must not be harmless for a silly reason.
+/// Gives devices much to do, waits until they have done it, and says so, with what it read from the disk. A driver that
+/// works: what the others do must not be harmless for a silly reason.
 pub(crate) fn sane() -> Script {
-    let (mut acts, data) = work();
-    acts.push(Act::Spin { times: 100_000 });
-    for (device, queue) in WORKING {
-        let used = rings_of(device, queue).used + 2;
-        acts.extend([
-            Act::Add { at: used, value: 0x40 },
-            Act::OutString { port: SERIAL_PORT, at: used, bytes: 1 },
-        ]);
-    }
-    acts.extend([Act::OutString { port: SERIAL_PORT, at: DISK_BUFFER, bytes: 8 }, Act::Reset]);
+    let (mut acts, mut data) = work();
+    acts.extend(
+        WORKING.map(|(device, queue)| Act::Await { at: rings_of(device, queue).used + 2, value: SIZE }),
+    );
+    // All of it is printed by then.
+    let done = b"\nread ";
+    data.push((DATA + 0x100, done.to_vec()));
+    acts.extend([
+        Act::OutString { port: SERIAL_PORT, at: DATA + 0x100, bytes: done.len() as u64 },
+        Act::OutString { port: SERIAL_PORT, at: DISK_BUFFER, bytes: 8 },
+        Act::Reset,
+    ]);
     Script { acts, data }
 }
 

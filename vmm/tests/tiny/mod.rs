@@ -59,6 +59,8 @@ pub(crate) enum Act {
     Halt,
     /// Adds to 2 bytes of memory.
     Add { at: u64, value: u16 },
+    /// Waits until 2 bytes of memory have this value.
+    Await { at: u64, value: u16 },
 }
 
 impl Act {
@@ -79,6 +81,7 @@ impl Act {
             Self::Fault => [15, 0, 0, 0],
             Self::Halt => [16, 0, 0, 0],
             Self::Add { at, value } => [17, at, value.into(), 0],
+            Self::Await { at, value } => [18, at, value.into(), 0],
         }
     }
 }

@@ -27,7 +27,7 @@ global_asm!(
     ".balign 4",
     "3:",
     ".long 30f - 3b, 31f - 3b, 32f - 3b, 33f - 3b, 34f - 3b, 35f - 3b, 36f - 3b, 37f - 3b, 38f - 3b, 39f - 3b",
-    ".long 40f - 3b, 41f - 3b, 42f - 3b, 43f - 3b, 44f - 3b, 45f - 3b, 46f - 3b, 47f - 3b",
+    ".long 40f - 3b, 41f - 3b, 42f - 3b, 43f - 3b, 44f - 3b, 45f - 3b, 46f - 3b, 47f - 3b, 48f - 3b",
     // 0: reset.
     "30: mov al, 0xfe",
     "out 0x64, al",
@@ -157,6 +157,10 @@ global_asm!(
     "jmp 5b",
     // 17: add rbx to the 2 bytes at rdi.
     "47: add [rdi], bx",
+    "jmp 2b",
+    // 18: wait until the 2 bytes at rdi are bx.
+    "48: cmp [rdi], bx",
+    "jne 48b",
     "jmp 2b",
     "hayfork_tiny_end:",
     ".popsection",
