@@ -123,9 +123,9 @@ fn a_restored_machine_goes_on_as_if_nothing_had_been() {
 
 /// Compares two states of one virtual CPU, but for what time changes.
 fn assert_same(first: &VcpuState, second: &VcpuState) {
-    // IA32_TSC; IA32_MPERF and IA32_APERF, which count cycles; Hyper-V's reference time; the current count of the APIC's
-    // timer.
-    let moves = |index: u32| [msr::IA32_TSC, 0xe7, 0xe8, 0x4000_0020].contains(&index);
+    // IA32_TSC; IA32_MPERF and IA32_APERF, which count cycles; Hyper-V's run time and reference time; the current count
+    // of the APIC's timer.
+    let moves = |index: u32| [msr::IA32_TSC, 0xe7, 0xe8, 0x4000_0010, 0x4000_0020].contains(&index);
     let strip = |state: &VcpuState| {
         let mut state = state.clone();
         state.msrs.retain(|msr| !moves(msr.index));
