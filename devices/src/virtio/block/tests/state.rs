@@ -1,11 +1,14 @@
 //! Saving and restoring, alone and behind the transport.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use vm_memory::GuestMemoryMmap;
 
-use super::super::{BlockDevice, BlockState, BlockStateError};
+use super::super::{BlockDevice, BlockState, BlockStateError, FileBackend};
 use super::{DATA, HEADER, ID, IN, MockDisk, OK, Rig, STATUS, VERSION_1, mock, pattern};
-use crate::virtio::testing::Segment;
 use crate::virtio::testing::mmio::MmioDriver;
+use crate::virtio::testing::{DriverQueue, Segment};
 use crate::virtio::transport::mmio::MmioDevice;
 
 fn disk(sectors: usize) -> MockDisk {
@@ -82,4 +85,57 @@ fn a_reset_forgets_requests() {
     offer_read(&mut rig, 2);
     transport.process_queue(0);
     assert_eq!(rig.queue.next_used().unwrap().len, 513);
+}
+
+/// Ends the loop of another thread.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The same with a device's thread at work all the time, for as long as requests take: when a reset has
+/// returned, no byte of guest memory changes on behalf of a request from before (CVE-2026-45782 was one
+/// that did).
+#[test]
+fn after_a_reset_no_memory_is_touched() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(8 << 20).unwrap();
+    let mut rig = mock(1);
+    let disk = BlockDevice::new(FileBackend::read_only(file).unwrap(), ID);
+    let transport = MmioDevice::new(disk, rig.mem.clone(), Box::new(|| ()), Box::new(|_| ()));
+    let done = AtomicBool::new(false);
+    let mut interrupted = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                transport.process_queue(0);
+            }
+        });
+        // Also when an assertion fails.
+        let _stop = Stop(&done);
+        for round in 0..60u32 {
+            rig.mem_write(0x1000, &[0; 0x3000]);
+            rig.queue = DriverQueue::new(&rig.mem, 0x1000, 256);
+            MmioDriver(&transport).start(VERSION_1, &[&rig.queue]);
+            rig.write_header(IN, 0);
+            // The disk is all zeros.
+            rig.mem_write(DATA, &vec![0xff; 256 << 10]);
+            for _ in 0..40 {
+                let data = Segment::writable(DATA, 256 << 10);
+                rig.queue.add(&[Segment::readable(HEADER, 16), data, Segment::writable(STATUS, 1)]).unwrap();
+            }
+            std::thread::sleep(Duration::from_micros(u64::from(round % 7) * 100));
+            MmioDriver(&transport).reset();
+            rig.mem_write(DATA, &vec![0xff; 256 << 10]);
+            rig.mem_write(STATUS, &[0xff]);
+            std::thread::sleep(Duration::from_micros(200));
+            assert!(rig.data(256 << 10).iter().all(|byte| *byte == 0xff), "round {round}");
+            let used = std::iter::from_fn(|| rig.queue.next_used_raw()).count();
+            interrupted += u32::from((1..40).contains(&used));
+        }
+    });
+    assert!(interrupted > 0, "no reset came in the middle");
 }
