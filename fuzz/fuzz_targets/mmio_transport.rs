@@ -24,6 +24,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 #[derive(Debug, Arbitrary)]
 struct Input {
     device: u8,
+    /// Begin with a live device, with or without EVENT_IDX.
+    live: Option<bool>,
     actions: Vec<Action>,
 }
 
@@ -160,6 +162,8 @@ impl World {
             Action::Ring { queue, action } => {
                 let n = usize::from(*queue) % self.rings.len();
                 self.rings[n].apply(action);
+                // A driver rings after that.
+                self.process(u16::try_from(n).expect("few queues"));
             }
             Action::Memory { at, bytes } => {
                 let room = MEMORY.saturating_sub(at.address());
@@ -254,10 +258,14 @@ fn possible(status: u32) -> bool {
 
 fuzz_target!(|input: Input| {
     let mut world = World::new(input.device);
+    if let Some(event_idx) = input.live {
+        world.act(&Action::Start { event_idx, queues: 3 });
+    }
     for action in input.actions.iter().take(200) {
         world.act(action);
     }
-    // There is always a way out.
+    // Whatever happened can be saved, and there is always a way out.
+    world.save_restore(true);
     world.act(&Action::Start { event_idx: false, queues: 3 });
     assert_eq!(world.transport.status(), ACKNOWLEDGE | DRIVER | FEATURES_OK | DRIVER_OK);
 });
