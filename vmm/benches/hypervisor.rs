@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use hayfork_vmm::hypervisor::kvm::{KvmHypervisor, KvmVcpu, KvmVm};
+use hayfork_vmm::hypervisor::x86_64::X86Vcpu;
 use hayfork_vmm::hypervisor::{Doorbell, Hypervisor, HypervisorError, MappedRegion, Vcpu, Vm};
 use hayfork_vmm::vcpu::{Exits, Flow, VcpuThreads};
 use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
@@ -148,9 +149,10 @@ fn doorbells(criterion: &mut Criterion) {
     let bell = machine.vm.doorbell(0x1000_0050, Some(1)).unwrap();
     machine.memory.write_obj(1u32, GuestAddress(DATA)).unwrap();
     machine.memory.write_obj(1000u32, GuestAddress(DATA + 4)).unwrap();
+    let start = vcpu.registers().unwrap();
     criterion.bench_function("1000 doorbells", |bencher| {
         bencher.iter(|| {
-            machine.prepare(&mut vcpu);
+            vcpu.set_registers(&start).unwrap();
             black_box(vcpu.run().unwrap());
         });
     });
@@ -205,10 +207,18 @@ fn threads(criterion: &mut Criterion) {
         };
         let threads = machine.threads(count, &Arc::new(Recorder::default()));
         threads.resume().unwrap();
-        group.bench_function(format!("pause and resume, {count} virtual CPUs"), |bencher| {
-            bencher.iter(|| {
-                threads.pause(Duration::from_secs(10)).unwrap();
-                threads.resume().unwrap();
+        group.bench_function(format!("pause, {count} virtual CPUs"), |bencher| {
+            bencher.iter_custom(|rounds| {
+                let mut time = Duration::ZERO;
+                for _ in 0..rounds {
+                    let start = Instant::now();
+                    threads.pause(Duration::from_secs(10)).unwrap();
+                    time += start.elapsed();
+                    threads.resume().unwrap();
+                    // Until they are in the guest.
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                time
             });
         });
     }

@@ -110,7 +110,8 @@ pub trait Vm: Send + Sync + 'static {
     /// There is no interrupt chip.
     fn interrupt_chip_state(&self) -> Result<InterruptChipState, HypervisorError>;
 
-    /// Sets it.
+    /// Sets it. To be done when the virtual CPUs have been made, before their own state is set and before they run
+    /// (Hypervisor.framework takes it at no other time).
     ///
     /// # Errors
     /// There is no interrupt chip, or the state is not one of it.

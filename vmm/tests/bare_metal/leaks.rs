@@ -17,7 +17,7 @@ fn holdings() -> [usize; 3] {
     [count("/proc/self/fd"), count("/proc/self/task"), maps]
 }
 
-/// One machine's life. Some have two virtual CPUs, and some a doorbell, which makes the end 15 ms long.
+/// One machine's life. Some have two virtual CPUs, and some a doorbell.
 fn one_life(number: u32) {
     let machine = Machine::new(hypervisor().unwrap(), unsafe_guests::resets(), true);
     let line = machine.vm.interrupt_line(LINE).unwrap();
