@@ -117,3 +117,39 @@ fn devices_do_not_overlap() {
     bus.add_mmio(0x3000..0x3001, device.clone()).unwrap();
     bus.add_mmio(0x0..0x1000, device).unwrap();
 }
+
+/// Ports only, and an element at a time.
+#[derive(Default)]
+struct Elements(Mutex<Vec<Vec<u8>>>);
+
+impl Exits for Elements {
+    fn mmio_read(&self, _: u64, _: &mut [u8]) -> Flow {
+        Flow::Continue(())
+    }
+
+    fn mmio_write(&self, _: u64, _: &[u8]) -> Flow {
+        Flow::Continue(())
+    }
+
+    fn port_in(&self, _: u16, data: &mut [u8]) -> Flow {
+        let mut seen = self.0.lock().unwrap();
+        seen.push(Vec::new());
+        data.fill(u8::try_from(seen.len()).unwrap());
+        Flow::Continue(())
+    }
+
+    fn port_out(&self, _: u16, data: &[u8]) -> Flow {
+        self.0.lock().unwrap().push(data.to_vec());
+        if data == [3, 4] { Flow::Break(StopCause::Reset) } else { Flow::Continue(()) }
+    }
+}
+
+#[test]
+fn a_handler_that_knows_no_strings_gets_their_elements_in_order() {
+    let handler = Elements::default();
+    assert_eq!(handler.port_out_string(1, 2, &[1, 2, 3, 4, 5, 6]), Flow::Break(StopCause::Reset));
+    assert_eq!(handler.0.lock().unwrap().drain(..).collect::<Vec<_>>(), [[1, 2], [3, 4]]);
+    let mut data = [0; 6];
+    assert!(handler.port_in_string(1, 2, &mut data).is_continue());
+    assert_eq!(data, [1, 1, 2, 2, 3, 3]);
+}

@@ -214,24 +214,24 @@ fn work_on_paused_virtual_cpus_is_done_once_each_whoever_asks() {
     assert!(matches!(wait_for_end(&threads).cause, EndCause::Panicked { .. }));
 }
 
-#[test]
-fn the_end_is_published_once_and_when_nobody_is_in_a_handler() {
-    /// Stays in a handler for a while.
-    struct Slow(AtomicU32);
+/// Stays in a handler for a while.
+struct Slow(AtomicU32);
 
-    impl Exits for Slow {
-        fn mmio_read(&self, _: u64, _: &mut [u8]) -> Flow {
-            Flow::Continue(())
-        }
-
-        fn mmio_write(&self, _: u64, _: &[u8]) -> Flow {
-            self.0.store(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(300));
-            self.0.store(2, Ordering::SeqCst);
-            Flow::Continue(())
-        }
+impl Exits for Slow {
+    fn mmio_read(&self, _: u64, _: &mut [u8]) -> Flow {
+        Flow::Continue(())
     }
 
+    fn mmio_write(&self, _: u64, _: &[u8]) -> Flow {
+        self.0.store(1, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_millis(300));
+        self.0.store(2, Ordering::SeqCst);
+        Flow::Continue(())
+    }
+}
+
+#[test]
+fn the_end_is_published_once_and_when_nobody_is_in_a_handler() {
     let Some(hypervisor) = hypervisor() else { return };
     let machine = Machine::new(hypervisor, unsafe_guests::counts_at_a_device(), true);
     let exits = Arc::new(Slow(AtomicU32::new(0)));
@@ -250,4 +250,17 @@ fn the_end_is_published_once_and_when_nobody_is_in_a_handler() {
     threads.stop();
     wait_for_end(&threads);
     assert_eq!(exits.0.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn dropping_waits_for_the_handler_that_is_at_work() {
+    let Some(hypervisor) = hypervisor() else { return };
+    let machine = Machine::new(hypervisor, unsafe_guests::counts_at_a_device(), true);
+    let exits = Arc::new(Slow(AtomicU32::new(0)));
+    let threads = machine.threads(1, &exits);
+    threads.resume().unwrap();
+    wait_until("the handler", || exits.0.load(Ordering::SeqCst) == 1);
+    drop(threads);
+    assert_eq!(exits.0.load(Ordering::SeqCst), 2);
+    assert_eq!(Arc::strong_count(&exits), 1, "the thread has let go of everything");
 }
