@@ -49,6 +49,10 @@ fn attack(host: &Host, name: &str, script: &Script, vcpus: u8) {
         *said = machine.console_tail().len();
     };
     alive("beats of the other guest", &*bystander, &mut beats);
+    if name.starts_with("console flood") {
+        // On one processor the thread of its devices comes late to it.
+        wait_for(PATIENCE, "the flood", || machine.console_tail().len() > 2000);
+    }
     let end = machine.try_exit();
     let begun = Instant::now();
     let report = machine.kill().unwrap();
@@ -62,9 +66,6 @@ fn attack(host: &Host, name: &str, script: &Script, vcpus: u8) {
     );
     assert!(begun.elapsed() < Duration::from_secs(5), "{name}: {:?}", begun.elapsed());
     assert!(most < before.resident + BOUND, "{name}: {} to {most}", before.resident);
-    if name.starts_with("console flood") {
-        assert!(report.console_tail.len() > 2000, "{name}: {}", report.console_tail.len());
-    }
     drop(machine);
     alive("beats afterwards", &*bystander, &mut beats);
     settle();
