@@ -44,7 +44,9 @@ pub(crate) fn in_a_child(child: impl FnOnce() -> i32) -> i32 {
 /// Makes the calling thread one that no ordinary thread, and none of the kernel's workers, takes its processor from. False where
 /// this user may not.
 pub(crate) fn is_made_realtime() -> bool {
-    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: A plain struct of numbers. With musl it has more fields than this one.
+    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    parameters.sched_priority = 1;
     // SAFETY: reads `parameters`, and concerns this thread (0) only.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) == 0 }
 }
