@@ -19,6 +19,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::commands::images;
 use crate::commands::tally::Tally;
 use crate::context::Context;
 use crate::packages::{self, Purpose};
@@ -186,7 +187,8 @@ pub(crate) fn test(context: &Context, tally: &mut Tally) -> Result<()> {
     let folder = folder(&context.tree);
     let settings = folder.join("rig.toml");
     let task = context.progress.task("rig tests");
-    let built = Settings::read(&settings)?.build_tests(&context.tree, &task)?;
+    let wanted = Settings::read(&settings)?;
+    let built = wanted.build_tests(&context.tree, &task)?;
     drop(task);
     let rig = Rig::ensure(context)?;
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
@@ -195,6 +197,9 @@ pub(crate) fn test(context: &Context, tally: &mut Tally) -> Result<()> {
     let mut command = rig.command("test");
     command.arg("--built").arg(&list).arg("--settings").arg(&settings).arg("--report").arg(&report);
     command.arg("--logs").arg(context.tree.join("target/rig"));
+    if wanted.images {
+        command.arg("--files").arg(images::needed()?);
+    }
     let status = command.stdin(Stdio::null()).status().context("cannot start python3")?;
     // Without a report the rig itself has failed, and has said why.
     let sum: Sum =

@@ -19,6 +19,9 @@ const MEASURED_PROFILE: &str = "release";
 pub(crate) struct Settings {
     /// Packages whose tests run inside.
     packages: Vec<String>,
+    /// Whether the image set goes in, and tests run that need it.
+    #[serde(default)]
+    pub(crate) images: bool,
     /// Examples that are tests as a whole.
     #[serde(default)]
     program: Vec<Example>,
