@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--report", type=Path, help="where to write the sum")
     command.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     command.add_argument("--attempts", type=int, choices=(1, 2), default=2)
-    command.add_argument("--test-seconds", type=float, default=300.0)
-    command.add_argument("--total-seconds", type=float, default=1800.0)
+    command.add_argument("--test-seconds", type=float, default=1200.0)
+    command.add_argument("--total-seconds", type=float, default=3600.0)
     command.set_defaults(command=_test)
 
     command = commands.add_parser("figures", help="measure in instructions, and compare")

@@ -7,6 +7,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hayfork_rig.errors import RigError
 
@@ -18,10 +19,14 @@ class Binary:
     Attributes:
         name: As the report has it: `package` for a library's own tests, `package::target` for others.
         path: The file.
+        only: Which of its tests run, by their names in it.
+        images: Whether tests run that are marked as ignored, since they need the image set.
     """
 
     name: str
     path: Path
+    only: re.Pattern[str] = re.compile(".*")
+    images: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,18 +79,28 @@ def load(built: Path, settings: Path) -> Plan:
     """
     try:
         artifacts = json.loads(built.read_text())
-        binaries = [Binary(_name(each), Path(each["path"])) for each in artifacts if each["kind"] in {"lib", "test"}]
         examples = {_name(each): Path(each["path"]) for each in artifacts if each["kind"] == "example"}
         rules = tomllib.loads(settings.read_text())
+        binaries = [_binary(each, rules["tests"]) for each in artifacts if each["kind"] in {"lib", "test"}]
         programs = [_program(each, examples) for each in rules.get("program", [])]
         skips = [Skip(re.compile(each["tests"]), each["reason"]) for each in rules.get("skip", [])]
-    except (OSError, ValueError, KeyError, TypeError, re.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, re.error) as error:
         raise RigError(f"{built} and {settings} are no plan: {error!r}") from error
     return Plan(tuple(sorted(binaries, key=lambda each: each.name)), tuple(programs), tuple(skips))
 
 
 def _name(artifact: dict[str, str]) -> str:
     return artifact["package"] if artifact["kind"] == "lib" else f"{artifact['package']}::{artifact['target']}"
+
+
+def _binary(artifact: dict[str, str], rules: list[dict[str, Any]]) -> Binary:
+    rule = next(
+        rule
+        for rule in rules
+        if rule["package"] == artifact["package"] and rule.get("target") in {None, artifact["target"]}
+    )
+    only = re.compile(rule.get("only", ".*"))
+    return Binary(_name(artifact), Path(artifact["path"]), only, rule.get("images", False))
 
 
 def _program(rule: dict[str, str], examples: dict[str, Path]) -> Program:

@@ -37,8 +37,7 @@ class Settings:
 
     Attributes:
         stored: The L1 to begin with.
-        files: A folder to be found at `FILES`, if any: an image set. Only with it do tests run that are marked as
-            ignored.
+        files: A folder to be found at `FILES`, if any: an image set.
         jobs: L1s at once.
         attempts: Attempts at a test at most: 2, or 1 for what must pass at once.
         test_seconds: Limit for one test, of the host's time.
@@ -113,7 +112,7 @@ def set_up(machine: Machine, number: int, files: Path | None) -> None:
 def environment(files: Path | None) -> str:
     """Assignments before a command, for L1's shell."""
     images = f" HAYFORK_IMAGES_DIR={FILES}" if files is not None else ""
-    return f"HAYFORK_RIG=1 HAYFORK_REQUIRE_KVM=1 RUST_BACKTRACE=1{images}"
+    return f"HAYFORK_RIG=1 HAYFORK_BACKEND=monitor HAYFORK_REQUIRE_KVM=1 RUST_BACKTRACE=1{images}"
 
 
 @dataclass(frozen=True)
@@ -162,11 +161,12 @@ class _Suite:
     def _list(self, number: int, binary: Binary) -> list[str]:
         """The names of a binary's tests that are to run."""
         with self._machine(number) as machine:
-            everything = _names(machine, "")
-            ignored = set() if self.settings.files is not None else set(_names(machine, "--ignored"))
-        for name in sorted(ignored):
-            self.report.skip(f"{binary.name}::{name}", "is marked as ignored, and there is no image set")
-        return [name for name in everything if name not in ignored]
+            wanted = [name for name in _names(machine, "") if binary.only.fullmatch(name)]
+            needs_images = set() if binary.images else set(_names(machine, "--ignored"))
+        for name in wanted:
+            if name in needs_images:
+                self.report.skip(f"{binary.name}::{name}", "is marked as ignored")
+        return [name for name in wanted if name not in needs_images]
 
     def _run(self, number: int, cases: list[_Case]) -> None:
         """Runs tests, and those that fail once more."""

@@ -17,17 +17,24 @@ const MEASURED_PROFILE: &str = "release";
 /// The part of `rig.toml` that says what to build; the rig itself reads the rest.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Settings {
-    /// Packages whose tests run inside.
-    packages: Vec<String>,
-    /// Whether the image set goes in, and tests run that need it.
-    #[serde(default)]
-    pub(crate) images: bool,
+    /// Tests of packages.
+    tests: Vec<Tests>,
     /// Examples that are tests as a whole.
     #[serde(default)]
     program: Vec<Example>,
     /// Examples that print figures.
     #[serde(default)]
     figures: Vec<Example>,
+}
+
+/// The tests of a package, or of one integration test target of it.
+#[derive(Debug, Deserialize)]
+struct Tests {
+    package: String,
+    target: Option<String>,
+    /// Whether they need the image set.
+    #[serde(default)]
+    images: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
@@ -62,17 +69,26 @@ impl Settings {
     /// Something does not compile, or there is nothing.
     pub(crate) fn build_tests(&self, tree: &Path, task: &Task) -> Result<Vec<Program>> {
         let mut built = Vec::new();
-        for package in &self.packages {
+        for Tests { package, target, .. } in &self.tests {
             task.step(&format!("compiling the tests of {package}"));
-            let arguments = ["test", "--no-run", "--lib", "--tests", "--profile", TEST_PROFILE];
+            let mut arguments = vec!["test", "--no-run", "--profile", TEST_PROFILE];
+            match target {
+                Some(target) => arguments.extend(["--test", target]),
+                None => arguments.extend(["--lib", "--tests"]),
+            }
             let tests = build(tree, package, &arguments, task)?;
             if tests.is_empty() {
-                bail!("{package} has no tests for the rig");
+                bail!("{package} has no such tests for the rig");
             }
             built.extend(tests);
         }
         built.extend(build_examples(&self.program, TEST_PROFILE, tree, task)?);
         Ok(built)
+    }
+
+    /// Whether anything needs the image set.
+    pub(crate) fn need_images(&self) -> bool {
+        self.tests.iter().any(|tests| tests.images)
     }
 
     /// Builds everything that prints figures.
@@ -119,7 +135,7 @@ mod tests {
     fn the_settings_are_in_form() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/rig/rig.toml");
         let settings = Settings::read(&path).expect("reads");
-        assert!(settings.packages.iter().any(|package| package == "hayfork-vmm"));
+        assert!(settings.tests.iter().any(|tests| tests.package == "hayfork-vmm" && tests.target.is_none()));
         let probe = Example { package: "hayfork-vmm".to_owned(), example: "probe".to_owned() };
         assert!(settings.program.contains(&probe));
     }
