@@ -225,7 +225,7 @@ impl Machine {
 fn write_tables(memory: &GuestMemoryMmap) -> Outcome<()> {
     const TABLE: u64 = 0b11; // present, writable
     const LARGE_PAGE: u64 = 0b1000_0011;
-    let mut write = |value: u64, at: u64| memory.write_obj(value, GuestAddress(at));
+    let write = |value: u64, at: u64| memory.write_obj(value, GuestAddress(at));
     let (directories, low, high) = (PML4 + 0x1000, PML4 + 0x2000, PML4 + 0x3000);
     write(directories | TABLE, PML4)?;
     write(low | TABLE, directories)?;
