@@ -17,6 +17,11 @@ use hayfork_agent::spawn::{Walls, filter::Filters};
 use hayfork_agent::world::World;
 use hayfork_agent::{error, info, languages, log, panic, sys, warning};
 
+/// musl's allocator gives each large block back to the kernel when it is freed, and every page of the next one is a fault again:
+/// most of the time of a transfer, whose frames are such blocks. This one keeps up to 2 MiB.
+#[global_allocator]
+static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 /// Priority of the agent over user code, as a nice value.
 const NICE: i32 = -10;
 

@@ -10,22 +10,26 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import firecracker
 import hayfork
 
 MIB = 1 << 20
 
 
-def cold_run(language: str, code: str) -> float:
+def cold_run(language: str, code: str, backend: str | None = None) -> float:
     """Seconds from the start of a `hayfork run` process to the first byte that the user's code prints."""
+    chosen = [] if backend is None else ["--backend", backend]
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-m", "hayfork.cli", "run", "-q", "-l", language, code],
+        [sys.executable, "-m", "hayfork.cli", "run", "-q", "-l", language, *chosen, code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
     ) as process:
@@ -60,6 +64,34 @@ class Sink(io.RawIOBase):
     def write(self, content: object) -> int:
         """Count a piece."""
         return len(content)  # type: ignore[arg-type]
+
+
+def in_process_run() -> float:
+    """Seconds of a run with a new VM in a process that has the library already."""
+    began = time.monotonic()
+    if hayfork.run("print('x')").stdout != "x\n":
+        raise SystemExit("the program did not print what it should")
+    return time.monotonic() - began
+
+
+def agent_ready() -> float:
+    """Milliseconds from the start of the virtual processors to the agent's answer."""
+    with hayfork.Sandbox.create() as sandbox:
+        return (float(sandbox.boot["total"]) - float(sandbox.boot["launch"])) * 1000
+
+
+def comparison(runs: int, runs_on: str) -> dict[str, float]:
+    """The same cold run by other means, where this host has them."""
+    figures: dict[str, float] = {}
+    if not runs_on.startswith("qemu"):
+        figures["cold_python_qemu_s"] = median(lambda: cold_run("python", "print('x')", "qemu"), runs)
+    binary = firecracker.binary()
+    if binary is not None and runs_on.startswith("monitor"):
+        images = Path(os.environ["HAYFORK_IMAGES_DIR"])
+        kernel = "vmlinux-pvm" if "pvm" in runs_on else "vmlinux"
+        parameters = firecracker.guest_parameters()
+        figures["firecracker_python_s"] = median(lambda: firecracker.cold_run(binary, images, kernel, parameters), runs)
+    return figures
 
 
 def session_figures(runs: int) -> dict[str, float]:
@@ -101,18 +133,26 @@ def main() -> None:
         "cold_python_s": median(lambda: cold_run("python", "print('x')"), options.runs),
         "cold_javascript_s": median(lambda: cold_run("javascript", "console.log('x')"), options.runs),
         "cold_shell_s": median(lambda: cold_run("shell", "echo x"), options.runs),
+        "run_in_process_s": median(in_process_run, options.runs),
+        "agent_ready_ms": median(agent_ready, options.runs),
         **session_figures(options.runs),
     }
+    with hayfork.Sandbox.create() as sandbox:
+        runs_on = str(sandbox.runs_on)
+    figures |= comparison(options.runs, runs_on)
     if options.json:
         print(json.dumps(figures))
         return
-    with hayfork.Sandbox.create() as sandbox:
-        print(f"on {sandbox.runs_on}, median of {options.runs}")
+    print(f"on {runs_on}, median of {options.runs}")
     for name, text, target in (
         ("cold_python_s", "`hayfork run`, start to first user byte, python, s", 4.0),
+        ("cold_python_qemu_s", "the same, under QEMU, s", None),
+        ("firecracker_python_s", "Firecracker, same kernel and root, python as init, s", None),
+        ("run_in_process_s", "`hayfork.run` of a process that runs already, s", None),
         ("cold_javascript_s", "the same, javascript, s", None),
         ("cold_shell_s", "the same, shell, s", None),
         ("boot_s", "VM start to agent, s", None),
+        ("agent_ready_ms", "first KVM_RUN (or start of QEMU) to agent, ms", None),
         ("execution_ms", "execution in a living session, end to end, ms", 30.0),
         ("upload_mb_s", "upload, MB/s", None),
         ("download_mb_s", "download, MB/s", None),

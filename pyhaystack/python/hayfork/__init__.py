@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hayfork._native import __version__
-from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox
 from hayfork.errors import (
     AssetChecksumError,
     AssetDownloadError,
@@ -66,6 +65,7 @@ from hayfork.oneshot import arun, run
 from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox
 
 if TYPE_CHECKING:
+    from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox
     from hayfork.scheduler import (
         ExecutionResult,
         ExposedPort,
@@ -81,9 +81,10 @@ if TYPE_CHECKING:
         configure_logging,
     )
 
-# Loaded on first use: they bring pydantic, which the sandboxes do not need.
-_SCHEDULER_NAMES = frozenset(
-    {
+# Loaded on first use, so that `import hayfork` and the command line stay quick; the scheduler brings pydantic.
+_LATE = dict.fromkeys(("AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"), "hayfork.async_sandbox")
+_LATE |= dict.fromkeys(
+    (
         "ExecutionResult",
         "ExposedPort",
         "FileInfo",
@@ -96,7 +97,8 @@ _SCHEDULER_NAMES = frozenset(
         "SyncSession",
         "TimingBreakdown",
         "configure_logging",
-    }
+    ),
+    "hayfork.scheduler",
 )
 
 __all__ = [
@@ -173,8 +175,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SCHEDULER_NAMES:
-        from hayfork import scheduler  # noqa: PLC0415 - on first use
+    if name in _LATE:
+        import importlib  # noqa: PLC0415 - on first use
 
-        return getattr(scheduler, name)
+        return getattr(importlib.import_module(_LATE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

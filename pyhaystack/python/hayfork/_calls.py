@@ -9,14 +9,16 @@ An event loop is woken through a descriptor that it watches itself, so no foreig
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import weakref
 from collections.abc import Generator
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hayfork import errors
 from hayfork._native import Call, NativeError, Waker
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 
@@ -69,8 +71,15 @@ async def run_async(operation: Operation[T]) -> T:
 
 async def _wait(call: Call[Any]) -> Any:
     if not call.done():
-        await _LoopWaker.of(asyncio.get_running_loop()).wait(call)
+        await _LoopWaker.of(_running_loop()).wait(call)
     return _result(call)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    # Whoever has a running loop has it imported; nobody else shall wait 50 ms for it.
+    import asyncio  # noqa: PLC0415
+
+    return asyncio.get_running_loop()
 
 
 class _LoopWaker:
@@ -93,7 +102,7 @@ class _LoopWaker:
 
     async def wait(self, call: Call[Any]) -> None:
         ticket = next(self._tickets)
-        future = asyncio.get_running_loop().create_future()
+        future = _running_loop().create_future()
         self._waiting[ticket] = future
         try:
             call.wake(self._waker, ticket)

@@ -51,7 +51,7 @@ fn the_whole_command_line_for_tcg() {
         "/proc/self/fd/13",
         "-append",
         "console=ttyS0 panic=-1 reboot=t noreplace-smp clearcpuid=cx16 tsc_early_khz=2445434 tsc=reliable \
-         lapic_timer_khz=1000000 quiet \
+         lapic_timer_khz=1000000 quiet rcupdate.rcu_expedited=1 \
          hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=3 hayfork.root=/dev/vda",
         "-chardev",
         "stdio,id=console,signal=off",

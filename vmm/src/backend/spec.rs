@@ -154,7 +154,10 @@ impl MachineSpec {
     }
 
     /// The part of the kernel command line that is the same for every backend: verbosity, what the agent must know,
-    /// the extra parameters. `carrier` is how the agent reaches the host: `virtio-serial:NAME` or `vsock:PORT`.
+    /// what shortens its boot, the extra parameters. `carrier` is how the agent reaches the host: `virtio-serial:NAME` or `vsock:PORT`.
+    ///
+    /// `rcupdate.rcu_expedited=1`: who waits for all processors to have passed a quiet state asks them instead of waiting for
+    /// some ticks. Mounting the cgroup file system took 10 ms, an eighth of the boot; a guest's few processors are asked quickly.
     pub fn command_line(&self, carrier: &str) -> String {
         let mut line = String::from(match self.console {
             ConsoleVerbosity::Quiet => "quiet",
@@ -163,7 +166,7 @@ impl MachineSpec {
         });
         let linger = self.linger.as_secs() + u64::from(self.linger.subsec_nanos() > 0);
         // Writing to a String cannot fail.
-        let _ = write!(line, " hayfork.carrier={carrier} hayfork.linger={linger}");
+        let _ = write!(line, " rcupdate.rcu_expedited=1 hayfork.carrier={carrier} hayfork.linger={linger}");
         if self.root_image.is_some() {
             line.push_str(" hayfork.root=/dev/vda");
         }

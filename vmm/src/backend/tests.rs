@@ -76,7 +76,7 @@ fn the_command_line_tells_the_agent_what_it_needs() {
     spec.linger = Duration::from_millis(1500);
     assert_eq!(
         spec.command_line("virtio-serial:org.hayfork.agent"),
-        "quiet hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=2"
+        "quiet rcupdate.rcu_expedited=1 hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=2"
     );
     spec.root_image = Some("/images/python.erofs".into());
     spec.linger = Duration::ZERO;
@@ -84,7 +84,7 @@ fn the_command_line_tells_the_agent_what_it_needs() {
     spec.extra_command_line = "mitigations=off".into();
     assert_eq!(
         spec.command_line("vsock:1024"),
-        "loglevel=7 hayfork.carrier=vsock:1024 hayfork.linger=0 hayfork.root=/dev/vda mitigations=off"
+        "loglevel=7 rcupdate.rcu_expedited=1 hayfork.carrier=vsock:1024 hayfork.linger=0 hayfork.root=/dev/vda mitigations=off"
     );
 }
 

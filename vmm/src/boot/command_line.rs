@@ -2,7 +2,8 @@
 //!
 //! | word | why |
 //! |---|---|
-//! | `console=hvc0 earlycon=uart8250,io,0x3f8` | the virtio console takes whole lines; until it is there, the serial port takes single characters |
+//! | `console=hvc0` | the virtio console takes whole lines |
+//! | `earlycon=uart8250,io,0x3f8` | until it is there, the serial port takes single characters. Behind the verbosity (which comes with the caller's words): the kernel prints what it has so far when it meets this word, by 3 exits a character |
 //! | `8250.nr_uarts=0` | nothing else is to be done with the serial port, and looking at it takes 50 exits |
 //! | `panic=-1 reboot=k` | a panic resets the machine at once, and a reset is asked for through the keyboard controller's port, which ends the machine (there is no ACPI to ask, and a triple fault would look like a crash) |
 //! | `noreplace-smp` | see the guest kernel's configuration |
@@ -15,6 +16,8 @@ use std::fmt::Write as _;
 
 use crate::memory::layout;
 
+const EARLY_CONSOLE: &str = " earlycon=uart8250,io,0x3f8";
+
 /// What the words depend on, apart from the machine itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Platform {
@@ -26,11 +29,9 @@ pub struct Platform {
     pub refused_features: Vec<&'static str>,
 }
 
-/// The whole line: ours, then the devices, then `spec`, which so has the last word.
+/// The whole line: ours, then the devices, then `spec`, which so has the last word but for the early console.
 pub fn build(platform: &Platform, devices: usize, spec: &str) -> String {
-    let mut line = String::from(
-        "console=hvc0 earlycon=uart8250,io,0x3f8 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp",
-    );
+    let mut line = String::from("console=hvc0 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp");
     if platform.fixed_tsc {
         line.push_str(" clocksource=kvm-clock");
     }
@@ -50,6 +51,7 @@ pub fn build(platform: &Platform, devices: usize, spec: &str) -> String {
         line.push(' ');
         line.push_str(spec);
     }
+    line.push_str(EARLY_CONSOLE);
     line
 }
 
@@ -61,13 +63,13 @@ mod tests {
     fn the_whole_line() {
         assert_eq!(
             build(&Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
-            "console=hvc0 earlycon=uart8250,io,0x3f8 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
-             virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024"
+            "console=hvc0 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
+             virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024 earlycon=uart8250,io,0x3f8"
         );
         let pvm =
             build(&Platform { fixed_tsc: true, pvm: true, refused_features: vec!["pcid", "smep"] }, 0, "");
         assert!(
-            pvm.ends_with("noreplace-smp clocksource=kvm-clock nokaslr no_timer_check clearcpuid=pcid,smep"),
+            pvm.contains(" noreplace-smp clocksource=kvm-clock nokaslr no_timer_check clearcpuid=pcid,smep "),
             "{pvm}"
         );
     }

@@ -201,6 +201,32 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
             let sum: u64 = rest.drain(..count).map(u64::from).sum();
             Ok(sum.to_string().into_bytes())
         }
+        // Streams without keeping or making anything, in writes and reads of 64 KiB: to measure the carrier.
+        "source" => {
+            let mut left: usize = argument.parse().unwrap();
+            let piece = vec![0x5a; 65536.min(left)];
+            while left > 0 {
+                let part = &piece[..piece.len().min(left)];
+                send(port, part);
+                left -= part.len();
+            }
+            Ok(Vec::new())
+        }
+        "sink" => {
+            let count: usize = argument.parse().unwrap();
+            let mut taken = rest.drain(..rest.len().min(count)).len();
+            let mut buffer = vec![0; 65536];
+            while taken < count {
+                match port.read(&mut buffer) {
+                    Ok(read @ 1..) => taken += read,
+                    _ => {
+                        let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
+                        unsafe { poll(&mut fds, 1, 1000) };
+                    }
+                }
+            }
+            Ok(Vec::new())
+        }
         // Touches so many MiB.
         "touch" => {
             let memory = vec![1u8; argument.parse::<usize>().unwrap() << 20];

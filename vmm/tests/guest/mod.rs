@@ -130,6 +130,30 @@ impl Client {
         String::from_utf8(self.try_answer().unwrap().unwrap()).unwrap()
     }
 
+    /// Lets the guest send that many bytes, and drops them.
+    pub(crate) fn drain_from_guest(&mut self, bytes: usize) {
+        self.stream.get_mut().write_all(format!("source {bytes}\n").as_bytes()).unwrap();
+        let mut buffer = vec![0; 1 << 17];
+        let mut left = bytes;
+        while left > 0 {
+            let most = buffer.len().min(left);
+            left -= self.stream.read(&mut buffer[..most]).unwrap();
+        }
+        self.try_answer().unwrap().unwrap();
+    }
+
+    /// Sends the guest that many bytes, which it drops.
+    pub(crate) fn pour_into_guest(&mut self, bytes: usize) {
+        let stream = self.stream.get_mut();
+        stream.write_all(format!("sink {bytes}\n").as_bytes()).unwrap();
+        let piece = vec![0xa5; 1 << 16];
+        let mut left = bytes;
+        while left > 0 {
+            left -= stream.write(&piece[..piece.len().min(left)]).unwrap();
+        }
+        self.try_answer().unwrap().unwrap();
+    }
+
     fn try_answer(&mut self) -> std::io::Result<Result<Vec<u8>, String>> {
         let mut line = String::new();
         if self.stream.read_line(&mut line)? == 0 {

@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: the figures that the README quotes.
 //!
 //! Device and protocol benches first (in one process, ratios are what counts), then the product's own
-//! figures over whole processes, beside their targets.
+//! figures over whole processes, beside their targets. `HAYFORK_FIRECRACKER` names a Firecracker binary to compare with.
 
 use std::process::Command;
 
@@ -28,7 +28,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let set = images::needed()?;
     let bin = python::environment(&context)?;
     if !options.product {
-        bench(&context, Command::new("cargo").args(["bench", "--workspace", "--benches", "--quiet"]))?;
+        let mut parts = Command::new("cargo");
+        parts.args(["bench", "--workspace", "--benches", "--quiet"]).env("HAYFORK_IMAGES_DIR", &set);
+        bench(&context, &mut parts)?;
     }
     let script = context.tree.join("pyhaystack/benches/product.py");
     let runs = options.runs.to_string();

@@ -1,4 +1,7 @@
-"""Progress on standard error: shown to a person at a terminal, silent for everything else."""
+"""Progress on standard error: shown to a person at a terminal, silent for everything else.
+
+rich is imported only where something is shown: it takes as long as a virtual machine's start.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn, wrap_file
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 @contextmanager
@@ -18,6 +21,8 @@ def spinner(text: str, *, quiet: bool) -> Iterator[None]:
     if quiet or not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console  # noqa: PLC0415
+
     with Console(stderr=True).status(text):
         yield
 
@@ -29,6 +34,9 @@ def reading(path: Path, text: str, *, quiet: bool) -> Iterator[IO[bytes]]:
         with path.open("rb") as stream:
             yield stream
         return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import wrap_file  # noqa: PLC0415
+
     with (
         path.open("rb") as stream,
         wrap_file(
@@ -48,6 +56,9 @@ def writing(stream: IO[bytes], size: int, text: str, *, quiet: bool) -> Iterator
     if quiet or not sys.stderr.isatty():
         yield stream
         return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         yield _Counted(stream, progress, size, text)  # type: ignore[misc] # only write is used
