@@ -177,6 +177,23 @@ def test_a_forked_child_gets_a_clear_error():
         assert sandbox.run_code("print('parent')").stdout == "parent\n"
 
 
+def test_a_forked_child_has_sandboxes_of_its_own():
+    with hayfork.Sandbox.create() as sandbox:
+        sandbox.run_code("x = 'parent'")
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with hayfork.Sandbox.create() as own:
+                    os.write(writer, own.run_code("print('child')").stdout.encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(pid, 0)
+        assert os.read(reader, 100) == b"child\n"
+        assert sandbox.run_code("print(x)").stdout == "parent\n"
+
+
 def test_runs_leave_nothing_behind():
     hayfork.run("1")
     time.sleep(1)

@@ -31,6 +31,7 @@ use rustix::time::{
 use vm_memory::GuestMemoryMmap;
 
 use super::{add, ring};
+use crate::fork::Released;
 use crate::hypervisor::Doorbell;
 
 /// The vsock port that the agent listens on.
@@ -69,6 +70,8 @@ pub struct VsockSubscriber {
     polled: HashMap<Token, RawFd>,
     tokens: HashMap<RawFd, Token>,
     agent: Agent,
+    /// Of the agent's socket, wherever that is now.
+    released: Option<Released>,
 }
 
 impl VsockSubscriber {
@@ -93,6 +96,7 @@ impl VsockSubscriber {
             armed: None,
             polled: HashMap::new(),
             tokens: HashMap::new(),
+            released: Some(Released::new(&agent)),
             agent: Agent::Idle { socket: agent, from: Instant::now() },
         })
     }
@@ -152,6 +156,7 @@ impl VsockSubscriber {
                 self.poll(token, None, ops);
                 if matches!(self.agent, Agent::Asking(asked) if asked == token) {
                     self.agent = if reason == CloseReason::HostClosed {
+                        self.released = None;
                         Agent::Over
                     } else {
                         Agent::Idle { socket, from: Instant::now() + RETRY }
@@ -193,8 +198,10 @@ impl VsockSubscriber {
             return;
         }
         let Agent::Idle { socket, .. } = std::mem::replace(&mut self.agent, Agent::Over) else { return };
+        // A refusal closes the socket.
+        let released = self.released.take();
         match self.device.device(|device| device.connect(AGENT_PORT, socket)) {
-            Ok(token) => self.agent = Agent::Asking(token),
+            Ok(token) => (self.agent, self.released) = (Agent::Asking(token), released),
             Err(error) => tracing::error!(%error, "the agent's connection cannot be made"),
         }
     }

@@ -6,7 +6,7 @@ use hayfork_vmm::backend::{Backend, ExitKind};
 use hayfork_vmm::monitor::settle;
 
 use crate::host::unsafe_process::{Storm, in_a_child};
-use crate::host::{Holdings, alone, or_in_rig, wait_for};
+use crate::host::{Holdings, alone, open_descriptors, or_in_rig, wait_for};
 use crate::tiny::{Act, Host, Script};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,14 +22,23 @@ fn a_child_made_by_fork_has_an_inert_handle() {
         let Some(host) = Host::new() else { return };
         let machine = host.start(&beats());
         wait_for(PATIENCE, "a beat", || !machine.console_tail().is_empty());
+        // A machine and a processor.
+        assert_eq!(open_descriptors("kvm-v").len(), 2);
         let mut inherited = Some(machine);
         let code = in_a_child(|| {
             let Some(mut machine) = inherited.take() else { return 1 };
             let refused = machine.kill().is_err_and(|error| error.code() == "forked_process");
             let is_blind = machine.host_memory().is_none() && machine.try_exit().is_none();
-            // Neither waits for threads that are not here nor touches anything of the parent's.
+            if !open_descriptors("kvm-v").is_empty() {
+                return 4;
+            }
+            // Neither waits for threads that are not here nor touches anything of the parent's, nor closes what was opened here.
+            let mine: Vec<_> = (0..64).filter_map(|_| std::fs::File::open("/dev/zero").ok()).collect();
             drop(machine);
             settle();
+            if open_descriptors("/dev/zero").len() != mine.len() {
+                return 5;
+            }
             if Holdings::now().of_guests != 0 {
                 return 2;
             }
@@ -73,6 +82,33 @@ fn a_child_has_machines_of_its_own() {
             });
             assert_eq!(code, 7, "round {round}");
         }
+    });
+}
+
+/// What the parent's threads hold at the moment of a fork, the child must not wait for.
+#[test]
+fn a_child_made_while_machines_are_taken_apart_is_not_held_up() {
+    alone("process::a_child_made_while_machines_are_taken_apart_is_not_held_up", || {
+        let Some(host) = Host::new() else { return };
+        let spec = host.spec("kernel", &beats());
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                        drop(host.launch(&spec));
+                    }
+                });
+            }
+            for _ in 0..or_in_rig(60, 5) {
+                let code = in_a_child(|| {
+                    settle();
+                    7
+                });
+                assert_eq!(code, 7);
+            }
+            over.store(true, std::sync::atomic::Ordering::SeqCst);
+        });
     });
 }
 

@@ -1,6 +1,7 @@
 //! A virtual CPU of KVM.
 
 use std::marker::PhantomData;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use kvm_ioctls::{VcpuExit, VcpuFd};
@@ -9,6 +10,7 @@ use super::unsafe_kick::{self, Target};
 use super::unsafe_run_page::{ExitFlag, RunPage};
 use super::vm::Inner;
 use super::{failed, state};
+use crate::fork::Released;
 use crate::hypervisor::x86_64::{
     CpuidEntry, LocalApic, MpState, Msr, Registers, SystemRegisters, VcpuState, X86Vcpu,
 };
@@ -18,6 +20,7 @@ use crate::hypervisor::{Exit, HypervisorError, Kick, Vcpu};
 ///
 /// Fields drop in the order written: the descriptor closes before the machine, and with it the guest's memory, may go.
 pub struct KvmVcpu {
+    _released: Released,
     pub(super) fd: VcpuFd,
     page: RunPage,
     flag: ExitFlag,
@@ -31,10 +34,11 @@ impl KvmVcpu {
     pub(super) fn new(vm: &Arc<Inner>, index: u8) -> Result<Self, HypervisorError> {
         unsafe_kick::unblock_on_this_thread()?;
         let mut fd = vm.fd.create_vcpu(u64::from(index)).map_err(failed("KVM_CREATE_VCPU"))?;
+        let _released = Released::of(fd.as_raw_fd());
         let page = RunPage::map(&mut fd, vm.fd.run_size())?;
         let flag = page.exit_flag();
         let target = Arc::new(Target::this_thread());
-        Ok(Self { fd, page, flag, target, vm: Arc::clone(vm), _thread: PhantomData })
+        Ok(Self { _released, fd, page, flag, target, vm: Arc::clone(vm), _thread: PhantomData })
     }
 }
 

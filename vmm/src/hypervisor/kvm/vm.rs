@@ -1,6 +1,7 @@
 //! A virtual machine of KVM.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::kvm_clock_data;
@@ -10,6 +11,7 @@ use super::events::{IrqLine, eventfd};
 use super::host::Host;
 use super::vcpu::KvmVcpu;
 use super::{failed, unsafe_chip, unsafe_memory};
+use crate::fork::Released;
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState};
 use crate::hypervisor::{Doorbell, HypervisorError, InterruptTrigger, MappedRegion, Vm};
 
@@ -22,6 +24,7 @@ pub struct KvmVm(Arc<Inner>);
 /// Fields drop in the order written: the last handle of the machine closes before its memory is unmapped.
 #[derive(Debug)]
 pub(super) struct Inner {
+    _released: Released,
     pub(super) fd: VmFd,
     slots: Mutex<BTreeMap<u32, MappedRegion>>,
     pub(super) host: Arc<Host>,
@@ -29,7 +32,8 @@ pub(super) struct Inner {
 
 impl KvmVm {
     pub(super) fn new(fd: VmFd, host: Arc<Host>) -> Self {
-        Self(Arc::new(Inner { fd, slots: Mutex::default(), host }))
+        let _released = Released::of(fd.as_raw_fd());
+        Self(Arc::new(Inner { _released, fd, slots: Mutex::default(), host }))
     }
 }
 
