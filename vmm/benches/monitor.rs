@@ -81,8 +81,9 @@ mod measure {
             let start = Instant::now();
             let mut machine = monitor.launch(spec).unwrap();
             let launched = start.elapsed();
+            let begun = Instant::now();
             Client::connect(machine.as_mut());
-            let up = start.elapsed() - launched;
+            let up = begun.elapsed();
             let end = Instant::now();
             drop(machine);
             let gone = end.elapsed();

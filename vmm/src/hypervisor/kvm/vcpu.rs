@@ -34,11 +34,11 @@ impl KvmVcpu {
     pub(super) fn new(vm: &Arc<Inner>, index: u8) -> Result<Self, HypervisorError> {
         unsafe_kick::unblock_on_this_thread()?;
         let mut fd = vm.fd.create_vcpu(u64::from(index)).map_err(failed("KVM_CREATE_VCPU"))?;
-        let _released = Released::of(fd.as_raw_fd());
+        let released = Released::of(fd.as_raw_fd());
         let page = RunPage::map(&mut fd, vm.fd.run_size())?;
         let flag = page.exit_flag();
         let target = Arc::new(Target::this_thread());
-        Ok(Self { _released, fd, page, flag, target, vm: Arc::clone(vm), _thread: PhantomData })
+        Ok(Self { _released: released, fd, page, flag, target, vm: Arc::clone(vm), _thread: PhantomData })
     }
 }
 

@@ -32,8 +32,8 @@ pub(super) struct Inner {
 
 impl KvmVm {
     pub(super) fn new(fd: VmFd, host: Arc<Host>) -> Self {
-        let _released = Released::of(fd.as_raw_fd());
-        Self(Arc::new(Inner { _released, fd, slots: Mutex::default(), host }))
+        let released = Released::of(fd.as_raw_fd());
+        Self(Arc::new(Inner { _released: released, fd, slots: Mutex::default(), host }))
     }
 }
 
