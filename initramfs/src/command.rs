@@ -130,16 +130,13 @@ impl Command {
             }
         };
         let (started, cgroup) = started;
-        for (fd, part) in [
-            (Some(&started.report), Part::Start),
-            (stdin.as_ref(), Part::Stdin),
-            (Some(&out), Part::Stdout),
-            (Some(&err), Part::Stderr),
-        ] {
+        for (fd, part) in [(Some(&started.report), Part::Start), (stdin.as_ref(), Part::Stdin)] {
             if let Some(fd) = fd {
                 world.poller.add(fd, Token::Command(key, part))?;
             }
         }
+        let out_watch = world.poller.watch(&out, Token::Command(key, Part::Stdout))?;
+        let err_watch = world.poller.watch(&err, Token::Command(key, Part::Stderr))?;
         let now = Instant::now();
         Ok(Self {
             stream: Some(stream),
@@ -151,8 +148,8 @@ impl Command {
             held_signals: Vec::new(),
             failed: false,
             stdin: stdin.map(|fd| Sink::new(fd, false)),
-            out: Some(Output::new(Source::new(out), Channel::Stdout, request.stdout)),
-            err: Some(Output::new(Source::new(err), Channel::Stderr, request.stderr)),
+            out: Some(Output::new(Source::paced(out, out_watch), Channel::Stdout, request.stdout)),
+            err: Some(Output::new(Source::paced(err, err_watch), Channel::Stderr, request.stderr)),
             leftover: Vec::new(),
             begun,
             started: now,
@@ -257,15 +254,17 @@ impl Command {
         self.stream = None;
     }
 
-    /// When [`Command::on_time`] is due.
+    /// When [`Command::on_time`] or [`Command::pump`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         if self.ended.is_some() {
-            return None;
+            return self.leftover.iter().filter_map(Source::deadline).min();
         }
-        match &self.ladder {
+        let limit = match &self.ladder {
             Some(ladder) => ladder.deadline(),
             None => self.deadline,
-        }
+        };
+        let outputs = [&self.out, &self.err].into_iter().flatten().filter_map(Output::deadline);
+        limit.into_iter().chain(outputs).min()
     }
 
     /// Does what is due.

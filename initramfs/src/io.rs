@@ -3,10 +3,16 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use hayfork_protocol::message::{Failure, FailureCode};
 use hayfork_protocol::{Channel, Event, Mux, StreamId};
 use rustix::io::Errno;
+
+use crate::poller::Watch;
+use pace::Pace;
+
+mod pace;
 
 /// Bytes that may wait for the carrier before operations stop adding data. Far below the protocol's own bound, so that a
 /// slow host costs little memory.
@@ -101,12 +107,19 @@ pub enum Got {
 pub struct Source {
     fd: OwnedFd,
     readable: bool,
+    pace: Option<Pace>,
 }
 
 impl Source {
     /// Takes a non-blocking descriptor.
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, readable: true }
+        Self { fd, readable: true, pace: None }
+    }
+
+    /// Takes a non-blocking descriptor that user code prints into: lines that follow each other closely are read together,
+    /// see [`pace`].
+    pub fn paced(fd: OwnedFd, watch: Watch) -> Self {
+        Self { pace: Some(Pace::new(watch)), ..Self::new(fd) }
     }
 
     /// The descriptor.
@@ -114,14 +127,20 @@ impl Source {
         &self.fd
     }
 
-    /// An event said that reading may bring something.
+    /// An event said that reading may bring something, or it must not wait any longer.
     pub fn wake(&mut self) {
         self.readable = true;
+        if let Some(pace) = &mut self.pace {
+            pace.hurry();
+        }
     }
 
     /// Reading brought nothing; an event will tell.
     pub fn rest(&mut self) {
         self.readable = false;
+        if let Some(pace) = &mut self.pace {
+            pace.ran_dry(&self.fd);
+        }
     }
 
     /// Whether reading may bring something without a new event.
@@ -129,29 +148,45 @@ impl Source {
         self.readable
     }
 
+    /// Whether it is not to be read for a moment.
+    pub fn is_paused(&mut self) -> bool {
+        let Some(pace) = &mut self.pace else { return false };
+        let paused = pace.until().is_some_and(|until| Instant::now() < until);
+        if !paused {
+            pace.hurry();
+        }
+        paused
+    }
+
+    /// When a pause ends. None is over that [`Source::read`] or [`Source::is_paused`] was called after.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.pace.as_ref().and_then(Pace::until)
+    }
+
     /// Bytes in the pipe now.
     pub fn waiting(&self) -> usize {
         rustix::io::ioctl_fionread(&self.fd).map_or(0, |n| usize::try_from(n).unwrap_or(0))
     }
 
-    /// Reads what is there.
+    /// Reads what is there, unless it is paused.
     pub fn read(&mut self, buffer: &mut [u8]) -> Got {
-        if !self.readable {
+        if !self.readable || self.is_paused() {
             return Got::Nothing;
         }
-        match rustix::io::read(&self.fd, buffer) {
-            Ok(0) => {
-                self.readable = false;
-                Got::End
+        match rustix::io::read(&self.fd, &mut *buffer) {
+            Ok(n @ 1..) => {
+                if let Some(pace) = &mut self.pace {
+                    pace.brought(&self.fd, n, buffer.len(), Instant::now());
+                }
+                Got::Bytes(n)
             }
-            Ok(n) => Got::Bytes(n),
             Err(Errno::INTR) => Got::Nothing,
             Err(Errno::AGAIN) => {
-                self.readable = false;
+                self.rest();
                 Got::Nothing
             }
-            Err(_) => {
-                self.readable = false;
+            Ok(0) | Err(_) => {
+                self.rest();
                 Got::End
             }
         }

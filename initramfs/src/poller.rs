@@ -2,10 +2,12 @@
 //!
 //! Every descriptor is registered once, for everything, with a [`Token`] that says whose it is. An event only means "try
 //! again"; whoever owns the descriptor remembers that until the kernel says EAGAIN. Events for an owner that is gone are
-//! ignored by looking it up, so nothing has to be unregistered: closing does that.
+//! ignored by looking it up, so nothing has to be unregistered: closing does that. An owner that reads by the clock for a
+//! while has no events for that time ([`Watch`]).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::event::Timespec;
@@ -118,10 +120,43 @@ pub struct Ready {
     pub hung_up: bool,
 }
 
+/// What every descriptor is watched for. EPOLLERR and EPOLLHUP are reported in any case.
+const EVERYTHING: EventFlags = EventFlags::IN
+    .union(EventFlags::OUT)
+    .union(EventFlags::PRI)
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
+
 /// An epoll instance.
 #[derive(Debug)]
 pub struct Poller {
-    epoll: OwnedFd,
+    epoll: Rc<OwnedFd>,
+}
+
+/// Switches the events of one registered descriptor off and on.
+#[derive(Debug)]
+pub struct Watch {
+    epoll: Rc<OwnedFd>,
+    token: Token,
+}
+
+impl Watch {
+    /// No data wakes the loop from here on. False if the kernel refused, and everything is as before.
+    pub fn mute(&self, fd: impl AsFd) -> bool {
+        self.set(fd, EventFlags::ET)
+    }
+
+    /// The loop wakes again, at once if there is something already.
+    pub fn listen(&self, fd: impl AsFd) {
+        self.set(fd, EVERYTHING);
+    }
+
+    fn set(&self, fd: impl AsFd, flags: EventFlags) -> bool {
+        let data = EventData::new_u64(self.token.to_u64());
+        epoll::modify(&*self.epoll, fd, data, flags)
+            .inspect_err(|errno| crate::warning!("change what a descriptor is watched for: {errno}"))
+            .is_ok()
+    }
 }
 
 impl Poller {
@@ -130,7 +165,8 @@ impl Poller {
     /// # Errors
     /// Whatever the kernel refused.
     pub fn new() -> Result<Self> {
-        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC).during("make an epoll instance")? })
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).during("make an epoll instance")?;
+        Ok(Self { epoll: Rc::new(epoll) })
     }
 
     /// Registers a descriptor for reading, writing and priority events. It leaves when it is closed.
@@ -138,8 +174,17 @@ impl Poller {
     /// # Errors
     /// Whatever the kernel refused.
     pub fn add(&self, fd: impl AsFd, token: Token) -> Result<()> {
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::PRI | EventFlags::RDHUP | EventFlags::ET;
-        epoll::add(&self.epoll, fd, EventData::new_u64(token.to_u64()), flags).during("watch a descriptor")
+        let data = EventData::new_u64(token.to_u64());
+        epoll::add(&*self.epoll, fd, data, EVERYTHING).during("watch a descriptor")
+    }
+
+    /// Registers a descriptor as [`Poller::add`] does.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn watch(&self, fd: impl AsFd, token: Token) -> Result<Watch> {
+        self.add(fd, token)?;
+        Ok(Watch { epoll: Rc::clone(&self.epoll), token })
     }
 
     /// Waits until something is ready, or until `deadline`, or not at all if `busy`, and calls `each`

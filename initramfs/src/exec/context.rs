@@ -284,12 +284,15 @@ impl Context {
         }
     }
 
-    /// When [`Context::on_time`] is due.
+    /// When [`Context::on_time`] or [`Context::pump`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         let start =
             self.driver.as_ref().filter(|driver| !driver.is_ready()).map(|driver| driver.started + PATIENCE);
         let run = self.running.as_ref().and_then(Execution::deadline);
-        [start, run].into_iter().flatten().min()
+        let idle = self.driver.iter().flat_map(|driver| &driver.idle);
+        let background = self.background.iter().map(|(source, _)| source);
+        let pauses = idle.chain(background).filter_map(Source::deadline);
+        [start, run].into_iter().flatten().chain(pauses).min()
     }
 
     /// Does what is due.

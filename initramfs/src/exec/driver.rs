@@ -73,8 +73,12 @@ impl Driver {
         })?;
         let source = |fd: &std::os::fd::OwnedFd, part| -> Result<Source> {
             let fd = fd.try_clone().during("duplicate a FIFO's descriptor")?;
-            world.poller.add(&fd, Token::Context(context, part))?;
-            Ok(Source::new(fd))
+            let watch = world.poller.watch(&fd, Token::Context(context, part))?;
+            Ok(if matches!(part, Part::IdleOut | Part::IdleErr) {
+                Source::paced(fd, watch)
+            } else {
+                Source::new(fd)
+            })
         };
         let report = source(&begun.report, Part::Start)?;
         Ok(Self {

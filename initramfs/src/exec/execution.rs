@@ -96,9 +96,9 @@ impl Execution {
         let token = token()?;
         let folder = driver.folder.execution(id, &request.code, &request.env, request.stdin)?;
         let (folder, out, err, results, stdin) = folder.into_parts();
-        for (fd, part) in [(&out, Part::Stdout), (&err, Part::Stderr), (&results, Part::Results)] {
-            world.poller.add(fd, Token::Context(context, part))?;
-        }
+        let out_watch = world.poller.watch(&out, Token::Context(context, Part::Stdout))?;
+        let err_watch = world.poller.watch(&err, Token::Context(context, Part::Stderr))?;
+        world.poller.add(&results, Token::Context(context, Part::Results))?;
         let watch = stdin.as_ref().map(|_| watch_opening(world, &folder)).transpose()?;
         let line = format!("exec {id} {token} {} <cell {id}>\n", u8::from(request.stdin));
         rustix::io::write(&driver.folder.control, line.as_bytes()).during("write the control line")?;
@@ -106,8 +106,8 @@ impl Execution {
         Ok(Self {
             stream,
             muted: false,
-            out: Output::new(Source::new(out), Channel::Stdout, request.stdout),
-            err: Output::new(Source::new(err), Channel::Stderr, request.stderr),
+            out: Output::new(Source::paced(out, out_watch), Channel::Stdout, request.stdout),
+            err: Output::new(Source::paced(err, err_watch), Channel::Stderr, request.stderr),
             results: Results::new(Source::new(results), token.clone()),
             stdin: stdin.map(|fd| Sink::new(fd, true)),
             watch,
@@ -213,13 +213,14 @@ impl Execution {
         }
     }
 
-    /// When [`Execution::on_time`] is due.
+    /// When [`Execution::on_time`] or [`Execution::pump`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         if self.end.is_some() {
-            return None;
+            return None; // and no output is paused any more
         }
         let own = if self.ladder.is_some() { None } else { self.deadline };
-        [own, self.interrupt_at, self.ladder.as_ref().and_then(Ladder::deadline)].into_iter().flatten().min()
+        let ladder = self.ladder.as_ref().and_then(Ladder::deadline);
+        [own, self.interrupt_at, ladder, self.out.deadline(), self.err.deadline()].into_iter().flatten().min()
     }
 
     /// Does what is due.

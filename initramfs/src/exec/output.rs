@@ -7,6 +7,8 @@
 //! ```
 //! Reading never stops for good before the end: user code that prints too much must not hang.
 
+use std::time::Instant;
+
 use hayfork_protocol::message::{Keep, OutputLimit};
 use hayfork_protocol::{Channel, Event};
 
@@ -115,10 +117,18 @@ impl Output {
         self.source.wake();
     }
 
+    /// When there is something to do without an event.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.source.deadline()
+    }
+
     /// Reads at most one buffer.
     pub fn pump(&mut self, outlet: &mut Outlet<'_>, buffer: &mut [u8]) -> Pumped {
-        if self.left == Some(0) {
-            return Pumped::Empty;
+        match self.left {
+            Some(0) => return Pumped::Empty,
+            Some(_) => self.source.wake(), // the end waits for nothing
+            None if self.source.is_paused() => return Pumped::Empty,
+            None => {}
         }
         let allowance = self.limiter.allowance(outlet.room(self.channel), buffer.len());
         let allowance = allowance.min(self.left.unwrap_or(usize::MAX));
