@@ -222,6 +222,7 @@ fn execute(language: Language, context: u32, code: &str, options: &Options) -> R
         code: code.to_owned(),
         env: vec![("TALK".into(), "yes".into())],
         stdin: options.stdin.is_some(),
+        last: false,
         timeout_ms: options.timeout,
         stdout: limit(options),
         stderr: limit(options),

@@ -43,6 +43,22 @@ fn large_output_arrives_whole_and_at_once() {
 }
 
 #[test]
+fn lines_that_follow_each_other_closely_are_gathered() {
+    let mut host = Host::start();
+    host.sh("true");
+    let began = Instant::now();
+    let outcome = host.sh("for ((i = 0; i < 20000; i++)); do echo $i; done");
+    let took = began.elapsed();
+    assert_eq!(outcome.out().lines().count(), 20_000);
+    // One message in 8 ms, and a few at the ends.
+    assert!(
+        outcome.pieces * Duration::from_millis(8) < took + Duration::from_millis(50),
+        "{} in {took:?}",
+        outcome.pieces
+    );
+}
+
+#[test]
 fn the_first_output_comes_while_the_code_runs() {
     let mut host = Host::start();
     let stream = host.open(&shell("echo first; read -t 20 line < <(sleep 20)"));
@@ -299,6 +315,51 @@ fn completion_is_reported_at_once() {
     }
     // A fixed wait of 20 ms alone would take a second. Ten times what this takes on an idle machine.
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+}
+
+fn last(code: &str) -> Request {
+    Request::Execute(Execute { last: true, ..execute(code) })
+}
+
+#[test]
+fn the_last_execution_lasts_until_its_interpreter_ends() {
+    let mut host = Host::start();
+    host.sh("x=5");
+    let code = r#"
+        bye() {
+            sleep 0.3
+            printf '{"token":"%s","kind":"display","parts":[["text/plain",4]]}\nlate' $TOKEN > $FOLDER/results
+            head -c 200000 /dev/zero
+            echo bye >&2
+        }
+        trap bye EXIT
+        printf $x
+        (exit 3)"#;
+    let outcome = host.run(&last(code));
+    assert_eq!(outcome.stdout.len(), 1 + 200_000);
+    assert_eq!((outcome.err(), outcome.bundle.as_slice()), ("bye\n".to_owned(), &b"late"[..]));
+    let finished = outcome.finished();
+    assert_eq!((finished.status, finished.exit_code, finished.state_reset), (Status::Exited, 3, true));
+    assert!(finished.run_us >= 300_000, "the end counts: {} µs", finished.run_us);
+    let next = host.sh("echo [$x]");
+    assert_eq!((next.out().as_str(), next.finished().state_reset), ("[]\n", false));
+}
+
+#[test]
+fn the_end_of_the_last_execution_can_be_interrupted_and_takes_no_longer_than_it_may() {
+    let mut host = Host::start();
+    let interrupted = host.open(&last("trap 'echo ending; sleep 60' EXIT"));
+    host.wait(interrupted, "the trap", |outcome| outcome.out() == "ending\n");
+    let began = Instant::now();
+    host.control(interrupted, Control::Interrupt);
+    let finished = host.end(interrupted).finished();
+    assert_eq!((finished.status, finished.exit_code), (Status::Exited, 130));
+    let code = "trap 'trap \"\" INT TERM; echo ending; while true; do sleep 1; done' EXIT";
+    let deaf = Request::Execute(Execute { last: true, timeout_ms: Some(300), ..execute(code) });
+    let outcome = host.run(&deaf);
+    assert_eq!(outcome.out(), "ending\n");
+    assert_eq!((outcome.finished().status, outcome.finished().exit_code), (Status::Timeout, 137));
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
 }
 
 #[test]

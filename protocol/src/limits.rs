@@ -2,10 +2,10 @@
 
 /// Version of the protocol that this crate speaks. A change that an older peer would misread raises
 /// it; postcard enums may grow at their end without one.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Oldest peer version that this crate still understands.
-pub const MIN_VERSION: u16 = 1;
+pub const MIN_VERSION: u16 = 2;
 
 /// Largest payload of a data frame, in bytes. Small enough that a control frame never waits long
 /// behind a bulk transfer.

@@ -87,6 +87,10 @@ pub struct Execute {
     pub env: Env,
     /// Whether stdin data follows; otherwise user code reads an end at once.
     pub stdin: bool,
+    /// Whether the interpreter ends with it, in the way in which a program of the language does: what the code has left
+    /// to do (timers, threads, exit handlers) belongs to the execution. A later one in the context begins in a fresh
+    /// interpreter.
+    pub last: bool,
     /// Time that the code may take, in milliseconds, counted from its start in the guest.
     pub timeout_ms: Option<u64>,
     /// Bound on standard output.

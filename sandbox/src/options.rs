@@ -149,6 +149,9 @@ pub struct ExecuteOptions {
     pub env: Env,
     /// Where standard input comes from.
     pub stdin: StdinMode,
+    /// Whether the context's interpreter ends with it, as that of a program does: timers, threads and exit handlers that
+    /// the code leaves behind belong to the execution.
+    pub last: bool,
     /// How long the code may run, counted from its start; `None`: without limit.
     pub timeout: Option<Duration>,
     /// Bound on standard output.
@@ -173,6 +176,7 @@ impl ExecuteOptions {
             context: 0,
             env: Env::new(),
             stdin: StdinMode::None,
+            last: false,
             timeout: None,
             stdout: DEFAULT_STDOUT,
             stderr: DEFAULT_STDERR,
@@ -187,6 +191,7 @@ impl ExecuteOptions {
             code: self.code,
             env: merged(env, self.env),
             stdin: self.stdin == StdinMode::Stream,
+            last: self.last,
             timeout_ms: timeout_ms(self.timeout)?,
             stdout: self.stdout,
             stderr: self.stderr,

@@ -134,6 +134,7 @@ class Execution:
         self.number = number
         self.token = token
         self.folder = folder
+        self.last = False
         self.streams: dict[str, Stream] = {}
         for name in ("out", "err", "results"):
             self.streams[name] = Stream(driver.make_fifo(folder / name, 0o200))
@@ -200,7 +201,8 @@ class Execution:
         """Called by the driver object at the end: everything in the pipes now belongs to the result."""
         for stream in self.streams.values():
             stream.drain()
-        records = b"" if died else bytes(self.streams["results"].data)
+        # A driver that was ended may have been within a record; one that ends with its last execution is not.
+        records = b"" if died and not self.last else bytes(self.streams["results"].data)
         self.result = Result(exit_code, self.out, self.err, parse_records(records, self.token), died)
 
 
@@ -354,8 +356,9 @@ class Driver:
         env: dict[str, str] | None = None,
         stdin: bytes | None = None,
         keep_stdin_open: bool = False,
+        last: bool = False,
     ) -> Execution:
-        """Hands code to the driver, starting a fresh one if the last one has ended."""
+        """Hands code to the driver, starting a fresh one if the last one has ended. With `last`, it ends with the code."""
         if self.process is None or self.process.poll() is not None:
             self.stop()
             self.start()
@@ -375,9 +378,10 @@ class Driver:
         (folder / "env").chmod(0o444)
         execution = Execution(self, self.number, token, folder, b"" if keep_stdin_open and stdin is None else stdin)
         execution.stdin_open = keep_stdin_open
+        execution.last = last
         self.executions.append(execution)
         flag = 0 if execution.stdin is None else 1
-        os.write(self.control, f"exec {self.number} {token} {flag} <cell {self.number}>\n".encode())
+        os.write(self.control, f"exec {self.number} {token} {flag} {last:d} <cell {self.number}>\n".encode())
         return execution
 
     def run(
@@ -390,6 +394,19 @@ class Driver:
     ) -> Result:
         """One execution from start to end."""
         return self.begin(code, env=env, stdin=stdin).finish(timeout)
+
+    def run_last(
+        self,
+        code: str | bytes,
+        *,
+        env: dict[str, str] | None = None,
+        stdin: bytes | None = None,
+        timeout: float = DEADLINE,
+    ) -> Result:
+        """One execution from start to end, which must be the driver's own end."""
+        result = self.begin(code, env=env, stdin=stdin, last=True).finish(timeout)
+        assert result.died, "the driver said `done` instead of ending"
+        return result
 
     def interrupt(self) -> None:
         """What the agent does for an interrupt: a file for the execution, then SIGINT to the driver's process group."""

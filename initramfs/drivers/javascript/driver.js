@@ -69,6 +69,7 @@ const runtime = {
   process,
   bun: Bun,
   pid: process.pid,
+  exit: process.exit.bind(process),
   reallyExit: process.reallyExit.bind(process),
   cwd: process.cwd.bind(process),
   readExitCode: exitCode.get.bind(process),

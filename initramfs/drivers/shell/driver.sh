@@ -18,6 +18,9 @@
 # own in the place of ours the process does end, and the agent makes a new one; such a trap of an earlier execution is
 # run before ours.
 #
+# The last execution of a context ends with the shell, as a script does: there is no EXIT trap of ours, and behind the
+# user's code stands an `exit` with its code.
+#
 # User code may define functions and aliases with any name. The driver's functions are read-only and were read when
 # there were no aliases. They call builtins by `builtin`; should the user have a function of that name that gets in
 # the way, it is removed. Options that would change what the driver does are off while it works (`__hayfork_calm`).
@@ -121,6 +124,17 @@ __hayfork_restore() {
     done
 }
 
+# Behind the last execution: the user's options again, for a trap on EXIT. Without -t, which would end that early, and
+# without -v and -x, which would show what is ours.
+__hayfork_again() {
+    builtin local __hayfork_item
+    [[ :$__hayfork_shopt: == *:expand_aliases:* ]] && builtin shopt -s expand_aliases
+    for __hayfork_item in nounset noglob allexport keyword noclobber errtrace functrace errexit; do
+        [[ :$__hayfork_options: == *:$__hayfork_item:* ]] && builtin set -o "$__hayfork_item"
+    done
+    builtin return 0
+}
+
 # Tells the agent that execution $1 with token $2 is done; the rest is for __hayfork_restore.
 __hayfork_done() {
     __hayfork_restore "${@:3}"
@@ -212,7 +226,7 @@ __hayfork_next() {
     __hayfork_text=${__hayfork_text#exec }
     __hayfork_id=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }
     __hayfork_token=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }
-    __hayfork_flags=${__hayfork_text%% *}
+    __hayfork_flags=${__hayfork_text:0:3} # standard input, last
     __hayfork_place=${__hayfork[0]}/$__hayfork_id
 
     builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/env"
@@ -261,24 +275,28 @@ __hayfork_next() {
     __hayfork_after="; $__hayfork_after"
     builtin printf -v __hayfork_file %q "$__hayfork_first$__hayfork_file"
 
-    __hayfork_args="$__hayfork_id $__hayfork_token$__hayfork_args"
-    if [[ $__hayfork_end ]]; then
-        __hayfork_end='{ \__hayfork_keep "$?"; } 2>/dev/null'$'\n'"$__hayfork_end$__hayfork_seam"
-    else
-        __hayfork_end='{ \__hayfork_leave "$?"'
-    fi
-    __hayfork_end+="$__hayfork_after"
-    __hayfork_end+=$'\n''\__hayfork_exit "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
-
     __hayfork_text="builtin unset -v __hayfork_{text,noted,status,options,shopt,probe,traps};$__hayfork_set"
     __hayfork_text+="builtin eval $__hayfork_file;"
-    __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_after __hayfork_done $__hayfork_args"
+    __hayfork_text+='{ __hayfork_calm "$?"'"$__hayfork_after"
+    if [[ $__hayfork_flags == *1 ]]; then
+        __hayfork_text+=' __hayfork_again; builtin exit "$__hayfork_status"'
+    else
+        __hayfork_args="$__hayfork_id $__hayfork_token$__hayfork_args"
+        __hayfork_text+=" __hayfork_done $__hayfork_args"
+        if [[ $__hayfork_end ]]; then
+            __hayfork_end='{ \__hayfork_keep "$?"; } 2>/dev/null'$'\n'"$__hayfork_end$__hayfork_seam"
+        else
+            __hayfork_end='{ \__hayfork_leave "$?"'
+        fi
+        __hayfork_end+="$__hayfork_after"
+        __hayfork_end+=$'\n''\__hayfork_exit "$(\builtin local -p 2>/dev/null)" "${*@Q}" '$__hayfork_args
+    fi
 
     __hayfork_item=/dev/null
-    [[ $__hayfork_flags == 1 ]] && __hayfork_item=$__hayfork_place/in
+    [[ $__hayfork_flags == 1* ]] && __hayfork_item=$__hayfork_place/in
     __hayfork_open "$__hayfork_item" "$__hayfork_place/out" "$__hayfork_place/err"
     builtin unset -v __hayfork_last
-    builtin trap -- "$__hayfork_end" EXIT
+    [[ $__hayfork_end ]] && builtin trap -- "$__hayfork_end" EXIT
     [[ $__hayfork_noted ]] && __hayfork_text="builtin exit $__hayfork_noted"
     builtin return 0
 }
@@ -300,7 +318,7 @@ __hayfork_script() {
     __hayfork_file="\\builtin command${__hayfork_file}"
 }
 
-builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,leave,keep,restore,done,exit,dump,next,script}
+builtin readonly -f __hayfork_{program,calm,open,no_posix,fail,signal,leave,keep,restore,again,done,exit,dump,next,script}
 
 if [[ ${3-} == resume ]]; then
     # The state that __hayfork_exit has written. What cannot be set again (UID, the driver's own) complains in vain.

@@ -100,7 +100,8 @@ impl Execution {
         let err_watch = world.poller.watch(&err, Token::Context(context, Part::Stderr))?;
         world.poller.add(&results, Token::Context(context, Part::Results))?;
         let watch = stdin.as_ref().map(|_| watch_opening(world, &folder)).transpose()?;
-        let line = format!("exec {id} {token} {} <cell {id}>\n", u8::from(request.stdin));
+        let (stdin_flag, last_flag) = (u8::from(request.stdin), u8::from(request.last));
+        let line = format!("exec {id} {token} {stdin_flag} {last_flag} <cell {id}>\n");
         rustix::io::write(&driver.folder.control, line.as_bytes()).during("write the control line")?;
         let started = Instant::now();
         Ok(Self {

@@ -9,7 +9,7 @@ run() { [ -n "$INTERRUPTED" ] || [ -e "$FOLDER/interrupted" ] || eval "$1"; }
 trap '' INT
 echo ready > "$D/events"
 while true; do
-  read -r word ID TOKEN stdin name < "$D/control" || continue
+  read -r word ID TOKEN stdin last name < "$D/control" || continue
   [ "$word" = exec ] || continue
   FOLDER="$D/$ID"
   exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null
@@ -20,6 +20,10 @@ while true; do
   trap 'INTERRUPTED=yes; return 130 2> /dev/null' INT
   run "$text"
   code=$?
+  if [ "$last" = 1 ]; then
+    trap 'exit 130' INT # also within the code's trap on EXIT
+    exit "$code"
+  fi
   trap '' INT
   if [ -n "$INTERRUPTED" ] || [ -e "$FOLDER/interrupted" ]; then code=130; fi
   for one in $names; do unset "$one"; done

@@ -27,6 +27,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default, Clone)]
 pub struct Outcome {
     pub stdout: Vec<u8>,
+    /// Messages that standard output came in.
+    pub pieces: u32,
     pub stderr: Vec<u8>,
     pub file: Vec<u8>,
     pub bundle: Vec<u8>,
@@ -85,8 +87,16 @@ pub struct Host {
 impl Drop for Host {
     fn drop(&mut self) {
         if let Some(agent) = self.agent {
+            // Drivers and commands outlive an agent that is killed.
+            let pid = agent.as_raw_nonzero();
+            let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
             let _ = kill_process(agent, Signal::KILL);
             let _ = rustix::process::waitpid(Some(agent), rustix::process::WaitOptions::empty());
+            for child in children.unwrap_or_default().split_whitespace() {
+                if let Some(child) = child.parse().ok().and_then(Pid::from_raw) {
+                    let _ = rustix::process::kill_process_group(child, Signal::KILL);
+                }
+            }
         }
     }
 }
@@ -224,6 +234,7 @@ impl Host {
                     (
                         id,
                         Box::new(move |o: &mut Outcome| {
+                            o.pieces += u32::from(channel == Channel::Stdout);
                             match channel {
                                 Channel::Stdout => &mut o.stdout,
                                 Channel::Stderr => &mut o.stderr,
@@ -341,6 +352,7 @@ pub fn execute(code: &str) -> Execute {
         code: code.to_owned(),
         env: Vec::new(),
         stdin: false,
+        last: false,
         timeout_ms: None,
         stdout: limit(1_000_000, Keep::Head),
         stderr: limit(100_000, Keep::Head),

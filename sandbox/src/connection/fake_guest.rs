@@ -15,6 +15,7 @@ use std::{fs, net, thread};
 
 use hayfork_protocol::frame::Channel as DataChannel;
 use hayfork_protocol::handshake::{GuestHello, GuestPreamble};
+use hayfork_protocol::limits::VERSION;
 use hayfork_protocol::message::{Event, Finished, Request, Status};
 use hayfork_protocol::mux::{Incoming, Mux, Role, StreamId};
 use hayfork_vmm::backend::{
@@ -157,7 +158,7 @@ impl Guest {
 
     /// Waits for the host's preamble and answers it.
     pub(crate) fn meet(&mut self) -> Option<()> {
-        self.meet_as(1, &["python"])
+        self.meet_as(VERSION, &["python"])
     }
 
     pub(crate) fn meet_as(&mut self, version: u16, languages: &[&str]) -> Option<()> {

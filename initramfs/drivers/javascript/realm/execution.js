@@ -13,6 +13,9 @@
  * Timers, servers and promises that user code started and did not await go on afterwards; what they print goes to the
  * idle streams.
  *
+ * The last execution of a context ends with the process instead, as a program does: after `settling` everything stays in
+ * place until the event loop has nothing left to do, and the runtime then ends by itself (`beforeExit`, `exit`, its exit code).
+ *
  * These end an execution early, from any of the states: `process.exit`, an uncaught exception or unhandled rejection, SIGINT
  * (130), and an event loop that has nothing left to do while something is awaited (13, as in Node).
  */
@@ -38,14 +41,16 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
   const compile = makeCompiler(runtime, bindings);
   const reporter = makeReporter(runtime);
   const values = makeValues(runtime);
-  /** The execution in progress: { id, token, folder, filename, watched, restore }, or null. */
+  /** The execution in progress: { id, token, folder, filename, isLast, watched, settled, restore }, or null. */
   let current = null;
+  /** The process is ending: listeners for `exit` run. */
+  let leaving = false;
 
   // --- start -------------------------------------------------------------------------------------------------------
 
-  function begin({ id, token, hasStdin, filename }) {
+  function begin({ id, token, hasStdin, isLast, filename }) {
     const folder = `${runtime.dir}/${id}`;
-    current = { id, token, folder, filename, watched: false, restore: [] };
+    current = { id, token, folder, filename, isLast, watched: false, settled: false, restore: [] };
     descriptors.attach(folder, hasStdin);
     listen();
     setEnvironment(current);
@@ -188,7 +193,8 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
       settleError(execution, error);
       return;
     }
-    runtime.setImmediate(() => finish(execution, exitCodeNow()));
+    execution.settled = true;
+    if (!execution.isLast) runtime.setImmediate(() => finish(execution, exitCodeNow()));
   }
 
   /** @param place the import statement at fault, for errors without a stack */
@@ -231,13 +237,21 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
   function fail(execution, { name, value, traceback }, code = 1) {
     descriptors.writeAll(2, runtime.encode(`${traceback}\n`));
     send(execution, { token: execution.token, kind: "error", parts: [], name, value, traceback });
+    if (execution.isLast) leave(code);
     finish(execution, code);
   }
 
   function interrupted(execution) {
     const value = "the execution was interrupted";
     send(execution, { token: execution.token, kind: "error", parts: [], name: "Interrupted", value, traceback: "" });
+    if (execution.isLast) runtime.reallyExit(INTERRUPTED); // as by a signal: nobody is asked
     finish(execution, INTERRUPTED);
+  }
+
+  /** Ends the process as `process.exit` does. */
+  function leave(code) {
+    if (leaving) runtime.reallyExit(code); // an `exit` listener threw
+    runtime.exit(code);
   }
 
   /** Everything has been written: takes the descriptors away, restores the environment and says `done`. */
@@ -269,6 +283,7 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
   function exit(code) {
     const execution = current;
     if (!execution) return;
+    if (execution.isLast) runtime.exit(code ?? exitCodeNow());
     finish(execution, code ?? exitCodeNow(), true);
     if (!execution.watched) return;
     runtime.kill(runtime.pid, SIGINT);
@@ -298,9 +313,13 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
 
   /** Nothing can wake the event loop any more, and the execution is not over: what it awaits will never come. */
   function onDrained() {
-    if (!current) return;
+    if (!current || current.settled) return;
     const value = "nothing is left that could settle what is awaited at top level";
     fail(current, { name: "Unsettled", value, traceback: `Warning: ${value}` }, NEVER_SETTLED);
+  }
+
+  function onExit() {
+    leaving = true;
   }
 
   /** User code may have removed our listeners. */
@@ -310,6 +329,7 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
       ["unhandledRejection", onRejection],
       ["SIGINT", onInterrupt],
       ["beforeExit", onDrained],
+      ["exit", onExit],
     ];
     for (const [event, listener] of wanted) {
       if (!runtime.listeners(event).includes(listener)) runtime.on(event, listener);

@@ -191,6 +191,20 @@ def hold() -> None:
         settings.recursion = limit
 
 
+def part(code: int) -> SystemExit:
+    """The exception by which the interpreter ends with that code, and the user's settings for its end.
+
+    Signals are the user's affair again when this returns, so it must be raised without another call: from there on the
+    interpreter runs the user's code only.
+    """
+    ending = SystemExit(code)
+    try:
+        release(settings.handler)
+        return ending
+    except BaseException as raised:  # a handler's, for a signal that came between the code's end and this
+        return SystemExit(130 if isinstance(raised, KeyboardInterrupt) else 1)
+
+
 def block() -> None:
     """Blocks all signals; what user code had blocked already is kept for `release`."""
     if not settings.blocked:

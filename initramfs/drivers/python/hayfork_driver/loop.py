@@ -1,6 +1,7 @@
 """The driver's loop: takes executions from the agent one at a time and says when each is done.
 
-    idle ──"exec ID TOKEN STDIN NAME"──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
+    idle ──"exec ID TOKEN STDIN 0 NAME"──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
+         ──"exec ID TOKEN STDIN 1 NAME"──▶ attach ──▶ user code ──▶ report ──▶ the interpreter's own end
 
 All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the
 wait for work; see `guard`. Files and FIFOs are opened by path when they are wanted and closed at once, and whatever
@@ -16,11 +17,11 @@ from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, r
 from .cell import Cell
 from .display import display
 from .environment import apply, parse, restore
-from .guard import border, call_user, idle, run_user
+from .guard import border, call_user, idle, part, run_user
 from .guard import install as install_guard
 from .imports import install as install_imports
 from .plain import modules
-from .processes import flush_c_streams, leave
+from .processes import flush_c_streams, leave, wind_up
 from .processes import install as install_processes
 from .records import current
 from .streams import attach, close_quietly, detach, open_path
@@ -46,7 +47,9 @@ def serve(folder: str) -> None:
     settle(main)
     tell(folder, "ready\n")
     while True:
-        number, token, with_stdin, filename = wait(folder)
+        number, token, with_stdin, last, filename = wait(folder)
+        if last:
+            raise part(execute_last(main, f"{folder}/{number}", token, with_stdin, filename))
         code = execute(main, folder, f"{folder}/{number}", token, with_stdin, filename)
         border.incoming = bytearray(LONGEST_LINE)
         border.noted = False
@@ -85,8 +88,10 @@ def read_file(path: str) -> bytes:
     return b"".join(pieces)
 
 
-def wait(folder: str) -> tuple[str, str, bool, str]:
-    """Until the agent has an execution for us: its number, its token, whether it has a standard input, its name.
+def wait(folder: str) -> tuple[str, str, bool, bool, str]:
+    """Until the agent has an execution for us.
+
+    Gives its number, its token, whether it has a standard input, whether it is the last one, and its name.
 
     A handler of the user's may raise at any moment here, even between the end of a read and the moment its result is
     known. So the line is read into an empty buffer, and the buffer says whether it has come.
@@ -98,8 +103,8 @@ def wait(folder: str) -> tuple[str, str, bool, str]:
             if isinstance(error, FileNotFoundError):
                 leave_if_gone(folder)
             call_user(complain, error)
-    _, number, token, with_stdin, filename = line[: line.index(b"\n")].decode().split(" ", 4)
-    return number, token, with_stdin == "1", filename
+    _, number, token, with_stdin, last, filename = line[: line.index(b"\n")].decode().split(" ", 5)
+    return number, token, with_stdin == "1", last == "1", filename
 
 
 def listen(folder: str, line: bytearray) -> None:
@@ -148,12 +153,7 @@ def complain(error: BaseException) -> None:
 def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: bool, filename: str) -> int:
     """One execution. Returns its exit code."""
     process = current.process
-    source = read_file(place + "/code").decode("utf-8", "replace").removeprefix("\ufeff")
-    before = apply(parse(read_file(place + "/env")))
-    attach(place, with_stdin)
-    settle(main)
-    current.folder, current.token = place, token
-    cell = Cell(source, filename)
+    cell, before = prepare(main, place, token, with_stdin, filename)
     _, error = run_user(cell.run, main)
     if getpid() != process:
         current.folder = ""
@@ -162,15 +162,38 @@ def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: b
     close_quietly(0)  # makes room for what follows, should user code have used up all descriptors
     code = exit_code(error, cell.codes)
     del error
-    if "matplotlib.pyplot" in modules:
-        _, failure = call_user(show_figures)
-        if failure is not None:
-            call_user(complain, failure)
+    show_figures()
     current.folder = current.token = ""
     call_user(flush_streams)
     detach(folder)
     restore(before)
     return code
+
+
+def execute_last(main: ModuleType, place: str, token: str, with_stdin: bool, filename: str) -> int:
+    """An execution with which the interpreter ends. Returns the exit code, with everything still in its place.
+
+    Forked children come here too, when they are at the end of the user's code, and end in the same way.
+    """
+    cell, _ = prepare(main, place, token, with_stdin, filename)
+    _, error = run_user(cell.run, main)
+    code = exit_code(error, cell.codes)
+    del error
+    show_figures()
+    _, failure = run_user(wind_up, Cell.tasks)
+    return code if failure is None else exit_code(failure, [])
+
+
+def prepare(
+    main: ModuleType, place: str, token: str, with_stdin: bool, filename: str
+) -> tuple[Cell, dict[bytes, bytes | None]]:
+    """Makes everything ready for an execution; gives its code, and the variables that its environment replaces."""
+    source = read_file(place + "/code").decode("utf-8", "replace").removeprefix("\ufeff")
+    before = apply(parse(read_file(place + "/env")))
+    attach(place, with_stdin)
+    settle(main)
+    current.folder, current.token = place, token
+    return Cell(source, filename), before
 
 
 def exit_code(error: BaseException | None, codes: list[CodeType]) -> int:
@@ -214,10 +237,18 @@ def show_barely(error: BaseException) -> None:
 
 
 def show_figures() -> None:
-    """Loads what is needed only then."""
-    from .figures import show_rest
+    """Shows what Matplotlib has left open, if it is there."""
+    if "matplotlib.pyplot" in modules:
+        _, failure = call_user(show_rest)
+        if failure is not None:
+            call_user(complain, failure)
 
-    show_rest()
+
+def show_rest() -> None:
+    """Loads what is needed only then."""
+    from .figures import show_rest as show
+
+    show()
 
 
 def flush_streams() -> None:

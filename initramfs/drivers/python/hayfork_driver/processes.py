@@ -1,4 +1,4 @@
-"""Forked children of user code, and what multiprocessing needs.
+"""Forked children of user code, what multiprocessing needs, and the end of an interpreter.
 
 A child must not print again what the parent had in its buffers, must never reach the driver's loop, and leaves as a
 script would: exit handlers, flushed streams, its own exit code.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 from posix import _exit, register_at_fork
 
 from .plain import modules
@@ -16,7 +17,7 @@ from .streams import flush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 def before_fork() -> None:
@@ -69,6 +70,43 @@ def leave(status: int) -> NoReturn:
         except BaseException:
             pass
     exit_now(status)
+
+
+def wind_up(tasks: Any) -> None:
+    """What comes between the end of a script's code and its exit handlers: the end of its tasks and threads.
+
+    Of what the interpreter does when it ends, this is the part that can take long. It is done here so that an interrupt
+    ends the program with the usual exit code; the interpreter by itself would ignore it with a message.
+    """
+    if tasks is not None:
+        tasks.finish()
+    threading = modules.get("threading")
+    if threading is not None:
+        join_threads(threading)
+
+
+def join_threads(threading: Any) -> None:
+    """Waits for all threads but daemons; raises what a signal handler raises meanwhile."""
+    join = threading._shutdown
+    threading._shutdown = int  # the interpreter calls it too, and after an interrupt that must not wait again
+    hook = sys.unraisablehook
+    me = get_ident()
+    raised: list[BaseException] = []
+
+    def keep(unraisable: Any) -> None:
+        """Python 3.13 and later stop to wait when a handler raises, but only print what it raised."""
+        if unraisable.object is None and unraisable.exc_value is not None and get_ident() == me:
+            raised.append(unraisable.exc_value)
+        else:
+            hook(unraisable)
+
+    sys.unraisablehook = keep
+    try:
+        join()
+    finally:
+        sys.unraisablehook = hook
+    if raised:
+        raise raised[0]
 
 
 def install() -> None:

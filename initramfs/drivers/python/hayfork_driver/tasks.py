@@ -1,7 +1,8 @@
 """Top-level `await`: one event loop for the whole session, so that tasks live on from one execution to the next.
 
 The loop runs during executions that await something at top level or start tasks there, and while the session is idle if
-tasks are left (`run_idle`). It does not run during other executions, so that `asyncio.run` works there.
+tasks are left (`run_idle`). It does not run during other executions, so that `asyncio.run` works there. With an
+execution that is the context's last, the loop ends too (`finish`).
 """
 
 from __future__ import annotations
@@ -68,6 +69,32 @@ def has_work() -> bool:
     """Whether tasks are left that could go on."""
     loop = session.loop
     return loop is not None and not loop.is_closed() and not loop.is_running() and bool(asyncio.all_tasks(loop))
+
+
+def finish() -> None:
+    """The end of the loop, before the interpreter's own. As `asyncio.run` does it, what is left is cancelled."""
+    loop = session.loop
+    if loop is None or loop.is_closed() or loop.is_running():
+        return
+    try:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(settled(left))
+        for task in left:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                message = "unhandled exception during shutdown of the event loop"
+                loop.call_exception_handler({"message": message, "exception": error, "task": task})
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def settled(tasks: set[asyncio.Task[Any]]) -> None:
+    """Waits for tasks, whatever comes of them."""
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_idle(fd: int, arrived: Callable[[], bool]) -> None:

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hayfork_protocol::limits::MAX_CONTROL;
+use hayfork_protocol::limits::{MAX_CONTROL, VERSION};
 use hayfork_vmm::backend::{ExitKind, Isolation, KernelFlavour};
 
 use super::{block_on, create, python};
@@ -127,7 +127,7 @@ fn an_agent_of_another_version_is_refused() {
 fn an_image_without_the_language_is_refused() {
     let error = failure(
         |mut guest| {
-            guest.meet_as(1, &["shell"])?;
+            guest.meet_as(VERSION, &["shell"])?;
             guest.idle()
         },
         python(),
@@ -145,12 +145,12 @@ fn a_preamble_that_was_swallowed_is_sent_again() {
             swallowed += guest.read()?.len();
         }
         // An answer to the first one comes too late to count.
-        guest.answer(&first, 1, &["shell"]);
+        guest.answer(&first, VERSION, &["shell"]);
         // More than one may come if this thread is slow.
         loop {
             let next = guest.preamble()?;
             assert_ne!(first, next);
-            guest.answer(&next, 1, &["python"]);
+            guest.answer(&next, VERSION, &["python"]);
         }
     });
     let engine = backend.engine();
