@@ -94,7 +94,9 @@ impl Sandbox {
         Ok(dict.unbind())
     }
 
-    #[pyo3(signature = (code, *, language, context, env, stdin, timeout, stdout_limit, stderr_limit, keep_tail))]
+    #[pyo3(signature = (
+        code, *, language, context, env, stdin, last, timeout, stdout_limit, stderr_limit, keep_tail
+    ))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
     fn execute(
         &self,
@@ -103,6 +105,7 @@ impl Sandbox {
         context: u32,
         env: Env,
         stdin: bool,
+        last: bool,
         timeout: Option<f64>,
         stdout_limit: u64,
         stderr_limit: u64,
@@ -113,6 +116,7 @@ impl Sandbox {
         options.context = context;
         options.env = env;
         options.stdin = stdin_mode(stdin);
+        options.last = last;
         options.timeout = duration(timeout)?;
         options.stdout = limit(stdout_limit, keep_tail);
         options.stderr = limit(stderr_limit, keep_tail);

@@ -28,6 +28,8 @@ def test_each_language():
     assert python.returncode == 0
     assert python.stdout.startswith(b"3.13")
     assert hayfork("run", "-l", "javascript", "console.log([1,2].map((x: number) => x*2))").stdout == b"[ 2, 4 ]\n"
+    waits = hayfork("run", "-l", "javascript", "setTimeout(() => console.log(1), 10)")
+    assert (waits.stdout, waits.returncode) == (b"1\n", 0)
     shell = hayfork("run", "-l", "shell", "uname -a; id")
     assert b"Linux" in shell.stdout
     assert b"uid=1000(user)" in shell.stdout

@@ -114,6 +114,40 @@ def test_recursion_and_syntax_errors_keep_the_session(python, code):
     assert python.run_code("print(kept)").stdout == "9\n"
 
 
+def test_a_last_run_ends_as_a_python_program_does(python):
+    code = """
+import atexit, threading, time
+atexit.register(print, "bye")
+threading.Thread(target=lambda: (time.sleep(1), print("thread"))).start()
+print("end of code")
+6 * 7
+"""
+    execution = python.run_code(code, last=True)
+    assert (execution.stdout, execution.stderr) == ("end of code\nthread\nbye\n", "")
+    assert (execution.text, execution.exit_code, execution.state_reset) == ("42", 0, True)
+    assert execution.timings.run >= 1
+    assert python.run_code("print('threading' in globals())").stdout == "False\n"
+    endless = python.run_code(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()", last=True, timeout=3
+    )
+    assert endless.status == "timeout"
+
+
+def test_a_last_run_ends_as_a_javascript_program_does(javascript):
+    code = "setTimeout(() => { console.log('later'); process.exitCode = 3 }, 500); 'now'"
+    execution = javascript.run_code(code, last=True)
+    assert (execution.stdout, execution.text, execution.exit_code) == ("later\n", '"now"', 3)
+    endless = javascript.run_code("setInterval(() => {}, 1000); console.log('go')", last=True, timeout=3)
+    assert (endless.status, endless.stdout) == ("timeout", "go\n")
+    assert javascript.run_code("console.log(1)").stdout == "1\n"
+
+
+def test_a_last_run_ends_as_a_shell_program_does(shell):
+    execution = shell.run_code("trap 'echo bye $?' EXIT; echo hi; exit 4", last=True)
+    assert (execution.stdout, execution.exit_code) == ("hi\nbye 4\n", 4)
+    assert shell.run_code("echo alive").stdout == "alive\n"
+
+
 def test_other_languages_give_exit_codes(javascript, shell):
     assert javascript.run_code("process.exit(3)").exit_code == 3
     assert javascript.run_code("throw new Error('no')").exit_code == 1

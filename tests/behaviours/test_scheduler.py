@@ -65,7 +65,7 @@ def test_the_sync_twin_and_every_language():
         assert (
             scheduler.run("console.log([1, 2].map((x: number) => x * 2))", language="javascript").stdout == "[ 2, 4 ]\n"
         )
-        assert scheduler.run("echo $((1 + 1))", language="raw").stdout == "2\n"
+        assert scheduler.run("trap 'echo bye' EXIT; echo $((1 + 1))", language="raw").stdout == "2\nbye\n"
         with scheduler.session(language=hayfork.Language.PYTHON) as session:
             assert session.exec("print(1)").stdout == "1\n"
 

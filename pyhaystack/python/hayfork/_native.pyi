@@ -78,6 +78,7 @@ class Sandbox:
         context: int,
         env: list[tuple[str, str]],
         stdin: bool,
+        last: bool,
         timeout: float | None,
         stdout_limit: int,
         stderr_limit: int,

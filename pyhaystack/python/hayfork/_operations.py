@@ -145,12 +145,13 @@ def run_code(
     timeout: float | None = None,
     env: Env = None,
     stdin: Stdin | None = None,
+    last: bool = False,
     callbacks: Callbacks,
     stdout_limit: int = STDOUT_LIMIT,
     stderr_limit: int = STDERR_LIMIT,
     boot: float = 0.0,
 ) -> Operation[Execution]:
-    """Run code in a persistent context."""
+    """Run code in a persistent context. With `last`, its interpreter ends with the code, as a program's does."""
     collector = Collector(callbacks, runs_on(sandbox), boot)
     run = sandbox.execute(
         check_code(code),
@@ -158,6 +159,7 @@ def run_code(
         context=context,
         env=env_list(env),
         stdin=stdin is not None,
+        last=last,
         timeout=_seconds("timeout", timeout),
         stdout_limit=stdout_limit,
         stderr_limit=stderr_limit,

@@ -146,7 +146,8 @@ class Execution:
         results: What it showed, in order; the value of the last expression is among them.
         error: The uncaught exception that ended it, if one did.
         truncated: Whether output was left out for being beyond its limit; head and tail are kept.
-        state_reset: Whether variables were lost, so that the next execution begins in a fresh interpreter.
+        state_reset: Whether variables were lost, so that the next execution begins in a fresh interpreter. A one-shot
+            run always ends its interpreter.
         timings: Where the time went.
         runs_on: What ran it, and what kept it from the host.
     """

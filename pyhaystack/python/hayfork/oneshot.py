@@ -30,6 +30,9 @@ def run(
 ) -> Execution:
     """Run code in a new VM, which ends with it.
 
+    It ends as a program of its language does: JavaScript when nothing is left to wait for (timers, servers, promises),
+    Python after its threads and `atexit` handlers, bash after its trap on EXIT. So does the time that it may take.
+
     Args:
         code: The source text.
         language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
@@ -141,6 +144,7 @@ def _run(
             timeout=timeout,
             env=env,
             stdin=stdin,
+            last=True,
             callbacks=callbacks,
             stdout_limit=stdout_limit,
             stderr_limit=stderr_limit,

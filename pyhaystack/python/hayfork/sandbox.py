@@ -363,6 +363,7 @@ class Sandbox:
         timeout: float | None = None,
         env: Env = None,
         stdin: Stdin | None = None,
+        last: bool = False,
         on_stdout: OnText | None = None,
         on_stderr: OnText | None = None,
         on_result: OnResult | None = None,
@@ -378,6 +379,8 @@ class Sandbox:
             timeout: Seconds that it may take; then it is interrupted, and killed if it does not yield.
             env: Environment for this run alone.
             stdin: Bytes, text or a stream for its standard input; without it, it reads an end at once.
+            last: Whether the interpreter ends with it, as that of a program does: timers, threads and exit handlers
+                that the code leaves behind belong to the run. The next run in the context begins in a fresh one.
             on_stdout: Called with pieces of its output as they come.
             on_stderr: Called with pieces of its error output as they come.
             on_result: Called with each value that it shows.
@@ -403,6 +406,7 @@ class Sandbox:
                 timeout=self._timeout if timeout is None else timeout,
                 env=env,
                 stdin=stdin,
+                last=last,
                 callbacks=Callbacks(on_stdout, on_stderr, on_result),
                 stdout_limit=stdout_limit,
                 stderr_limit=stderr_limit,

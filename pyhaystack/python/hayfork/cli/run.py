@@ -124,6 +124,7 @@ def command(options: argparse.Namespace) -> int:
             timeout=options.timeout,
             env=dict(options.env),
             stdin=_stdin(options),
+            last=True,
             on_stdout=None if options.json else _printer(sys.stdout),
             on_stderr=None if options.json else _printer(sys.stderr),
             stdout_limit=options.stdout_limit,

@@ -91,8 +91,12 @@ def execute(
     env_vars: Mapping[str, str] | None,
     on_stdout: OnText,
     on_stderr: OnText,
+    last: bool = False,
 ) -> Operation[ExecutionResult]:
-    """Run code; too much output is an error, of which the callbacks got the first part."""
+    """Run code; too much output is an error, of which the callbacks got the first part.
+
+    With `last`, the interpreter ends with the code, as a program's does.
+    """
     began = time.monotonic()
     collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(native))
     run = native.execute(
@@ -101,6 +105,7 @@ def execute(
         context=0,
         env=operations.env_list(env_vars),
         stdin=False,
+        last=last,
         timeout=float(timeout),
         stdout_limit=operations.STDOUT_LIMIT,
         stderr_limit=operations.STDERR_LIMIT,
@@ -160,7 +165,7 @@ def run(
         tell_boot_log(native, on_boot_log)
         booted = time.monotonic()
         done = yield from execute(
-            native, code, timeout=timeout, env_vars=env_vars, on_stdout=on_stdout, on_stderr=on_stderr
+            native, code, timeout=timeout, env_vars=env_vars, on_stdout=on_stdout, on_stderr=on_stderr, last=True
         )
         executed = time.monotonic()
     finally:
