@@ -200,7 +200,12 @@ impl Command {
     /// The host sent standard input.
     pub fn push_stdin(&mut self, bytes: Vec<u8>, mux: Option<&mut Mux>) {
         match &mut self.stdin {
-            Some(stdin) => stdin.push(bytes),
+            Some(stdin) => {
+                stdin.push(bytes);
+                for output in [&mut self.out, &mut self.err].into_iter().flatten() {
+                    output.expect();
+                }
+            }
             None => Outlet::new(mux, self.stream).consumed(Channel::Stdin, bytes.len()),
         }
     }

@@ -135,6 +135,13 @@ impl Source {
         }
     }
 
+    /// The host waits for what comes next, so that no pause may hold it up.
+    pub fn expect(&mut self) {
+        if let Some(pace) = &mut self.pace {
+            pace.restart(&self.fd);
+        }
+    }
+
     /// Reading brought nothing; an event will tell.
     pub fn rest(&mut self) {
         self.readable = false;

@@ -159,7 +159,11 @@ impl Execution {
     /// The host sent standard input.
     pub fn push_stdin(&mut self, bytes: Vec<u8>, outlet: &mut Outlet<'_>) {
         match &mut self.stdin {
-            Some(stdin) => stdin.push(bytes),
+            Some(stdin) => {
+                stdin.push(bytes);
+                self.out.expect();
+                self.err.expect();
+            }
             None => outlet.consumed(Channel::Stdin, bytes.len()),
         }
     }

@@ -117,6 +117,11 @@ impl Output {
         self.source.wake();
     }
 
+    /// The host said something, and may wait for an answer.
+    pub fn expect(&mut self) {
+        self.source.expect();
+    }
+
     /// When there is something to do without an event.
     pub fn deadline(&self) -> Option<Instant> {
         self.source.deadline()

@@ -14,7 +14,8 @@
 //! ```
 //! The first output after a silence goes out at once, and none waits longer than [`LONGEST`]. The end of an execution waits for
 //! nothing, since it reads what is in the pipes. Programs that print much are not held up: a moment in which much gathered
-//! is followed by a shorter one, and a read that filled its buffer by none.
+//! is followed by a shorter one, and a read that filled its buffer by none. Input from the host counts as a silence, so that a
+//! program that answers each line of it is heard at once.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -75,6 +76,13 @@ impl Pace {
             self.muted = true;
             self.until = Some(now + self.pause);
         }
+    }
+
+    /// What comes next is the first output after a silence.
+    pub(super) fn restart(&mut self, fd: impl AsFd) {
+        self.ran_dry(fd);
+        self.pause = Duration::ZERO;
+        self.last_read = None;
     }
 
     /// A read brought nothing: from here on an event tells.

@@ -68,6 +68,19 @@ fn a_burst_is_gathered_and_wakes_nobody_until_it_is_over() {
 }
 
 #[test]
+fn an_answer_to_input_is_the_first_output_after_a_silence() {
+    let mut bench = Bench::new();
+    bench.small(MS);
+    for _ in 0..3 {
+        assert_eq!(bench.small(MS), LONGEST);
+        bench.pace.restart(&bench.read);
+        assert_eq!(bench.pace.until(), None);
+        assert!(bench.is_heard());
+        assert_eq!(bench.small(MS), Duration::ZERO);
+    }
+}
+
+#[test]
 fn whoever_prints_much_is_hardly_held_up() {
     let mut bench = Bench::new();
     bench.small(MS);
