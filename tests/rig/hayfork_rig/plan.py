@@ -21,12 +21,14 @@ class Binary:
         path: The file.
         only: Which of its tests run, by their names in it.
         images: Whether tests run that are marked as ignored, since they need the image set.
+        once: Whether a test that fails has failed, without a second attempt.
     """
 
     name: str
     path: Path
     only: re.Pattern[str] = re.compile(".*")
     images: bool = False
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def _binary(artifact: dict[str, str], rules: list[dict[str, Any]]) -> Binary:
         if rule["package"] == artifact["package"] and rule.get("target") in {None, artifact["target"]}
     )
     only = re.compile(rule.get("only", ".*"))
-    return Binary(_name(artifact), Path(artifact["path"]), only, rule.get("images", False))
+    return Binary(_name(artifact), Path(artifact["path"]), only, rule.get("images", False), rule.get("once", False))
 
 
 def _program(rule: dict[str, str], examples: dict[str, Path]) -> Program:

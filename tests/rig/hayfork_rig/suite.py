@@ -1,8 +1,8 @@
 """Runs a plan's tests inside, each in a process of its own.
 
 Tests of one binary share an L1, one after the other; a test that fails, hangs or takes L1 down is run once more in a
-fresh one, and the report says so if that helps. Only exit codes decide; times are limits for what hangs, far from what
-anything takes on an idle host.
+fresh one, and the report says so if that helps; not so where a rule says `once`. Only exit codes decide; times are
+limits for what hangs, far from what anything takes on an idle host.
 """
 
 from __future__ import annotations
@@ -147,13 +147,13 @@ class _Suite:
                 continue
             command = self._command(f"--exact {shlex.quote(name)} --include-ignored --nocapture")
             cases.append(_Case(test, command, _ran_one))
-        self._run(number, cases)
+        self._run(number, cases, 1 if binary.once else self.settings.attempts)
 
     def program(self, number: int, program: Program) -> None:
         """Runs a program that is a test itself."""
         arguments = " ".join(shlex.quote(each) for each in program.arguments)
         case = _Case(program.name, self._command(arguments), lambda text: program.expect.search(text) is not None)
-        self._run(number, [case])
+        self._run(number, [case], self.settings.attempts)
 
     def _command(self, arguments: str) -> str:
         return f"cd /tmp && {environment(self.settings.files)} {PROGRAM} {arguments}"
@@ -168,9 +168,9 @@ class _Suite:
                 self.report.skip(f"{binary.name}::{name}", "is marked as ignored")
         return [name for name in wanted if name not in needs_images]
 
-    def _run(self, number: int, cases: list[_Case]) -> None:
-        """Runs tests, and those that fail once more."""
-        for _ in range(self.settings.attempts):
+    def _run(self, number: int, cases: list[_Case], attempts: int) -> None:
+        """Runs tests, and those that fail once more if there may be another attempt."""
+        for _ in range(attempts):
             cases = self._attempt(number, cases)
 
     def _attempt(self, number: int, cases: list[_Case]) -> list[_Case]:

@@ -45,7 +45,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
     """Runs a suite of one binary; gives whether all is well, and the report."""
 
     def run(
-        behaviour: Behaviour, *, attempts: int = 2, starts: Iterator[bool] | None = None
+        behaviour: Behaviour, *, attempts: int = 2, once: bool = False, starts: Iterator[bool] | None = None
     ) -> tuple[bool, dict[str, object]]:
         runs: dict[str, int] = {}
 
@@ -59,7 +59,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
         monkeypatch.setattr(suite, "make_disks", lambda *_: None)
         report = Report(tmp_path / "logs")
         settings = suite.Settings(Stored(tmp_path, tmp_path), None, 1, attempts, 10.0, 100.0)
-        suite.run(Plan((Binary("crate", tmp_path / "x"),), (), ()), settings, report, tmp_path)
+        suite.run(Plan((Binary("crate", tmp_path / "x", once=once),), (), ()), settings, report, tmp_path)
         well = report.close(tmp_path / "report.json")
         return well, json.loads((tmp_path / "report.json").read_text())
 
@@ -81,6 +81,14 @@ def test_a_second_attempt_that_helps_is_reported(play: Callable[..., tuple[bool,
     assert well
     assert report["flaky"] == ["crate::one"]
     assert report["passed"] == 2
+
+
+def test_where_no_retry_counts_there_is_none(play: Callable[..., tuple[bool, dict[str, object]]]) -> None:
+    well, report = play(
+        lambda name, run: Finished(101 if name == "one" and run == 1 else 0, RUNNING.encode()), once=True
+    )
+    assert not well
+    assert (report["passed"], report["failed"], report["flaky"]) == (1, 1, [])
 
 
 def test_a_test_that_fails_twice_has_failed(play: Callable[..., tuple[bool, dict[str, object]]]) -> None:
