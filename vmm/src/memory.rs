@@ -10,6 +10,9 @@
 //!                                       └── MAP_PRIVATE ──► guest 2 RAM  [ anonymous | kernel | anonymous | initramfs ]
 //! ```
 //!
+//! A guest at rest can be [captured](GuestRam::capture) in the same way: what it has written becomes one more sealed image on
+//! top of those that it was made of, and guests made of that [`MemoryImage`] begin where it stood.
+//!
 //! No file is mapped itself: whoever truncated it would end this process by SIGBUS, and whoever changed it would change
 //! guests that run.
 
@@ -17,7 +20,9 @@ mod image;
 pub mod layout;
 mod ram;
 mod resident;
+mod saved;
 mod unsafe_map;
+mod written;
 
 #[cfg(test)]
 mod tests;
@@ -26,6 +31,7 @@ pub(crate) use image::writable_memory;
 pub use image::{ImageError, SealedImage};
 pub use ram::{GuestRam, MemoryError};
 pub use resident::Resident;
+pub use saved::MemoryImage;
 
 /// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.
 pub const PAGE: u64 = 4096;

@@ -62,6 +62,13 @@ impl SealedImage {
         Ok(Self { memory, len, extents })
     }
 
+    /// The same, with `extents` (whole pages) in place of what was written: holes in them are pages of zeroes.
+    pub(super) fn seal_as(memory: OwnedFd, extents: Vec<Range<u64>>) -> Result<Self, ImageError> {
+        let image = Self::seal(memory)?;
+        debug_assert!(extents.iter().all(|extent| extent.end <= image.len));
+        Ok(Self { extents, ..image })
+    }
+
     /// Bytes, in whole pages, holes included.
     pub fn len(&self) -> u64 {
         self.len
@@ -75,6 +82,12 @@ impl SealedImage {
     /// Where there is content, in whole pages.
     pub fn extents(&self) -> &[Range<u64>] {
         &self.extents
+    }
+
+    /// Where there is content by now: of an image that is mapped as a whole, what was ever touched.
+    pub(super) fn content(&self) -> Vec<Range<u64>> {
+        // The memory was looked through before, so nothing is in the way.
+        extents(self.memory.as_fd()).unwrap_or_else(|_| self.extents.clone())
     }
 
     /// The memory, to be mapped.

@@ -1,6 +1,7 @@
 //! The RAM of one guest.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use vm_memory::{
@@ -9,6 +10,8 @@ use vm_memory::{
 
 use super::image::SealedImage;
 use super::resident::{Resident, resident};
+use super::saved::MemoryImage;
+use super::unsafe_map::Pages;
 use super::{PAGE, layout, unsafe_map};
 
 /// What can go wrong with guest memory.
@@ -42,6 +45,10 @@ pub enum MemoryError {
 pub struct GuestRam {
     memory: GuestMemoryMmap,
     regions: Vec<Arc<GuestRegionMmap>>,
+    /// Guest addresses that an image lies at.
+    overlaid: Vec<Range<u64>>,
+    /// What all of it was made of.
+    base: Option<Arc<MemoryImage>>,
 }
 
 impl GuestRam {
@@ -51,11 +58,29 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
+        Self::anonymous(bytes, Pages::Large)
+    }
+
+    /// RAM with the content of a saved guest's. Pages are shared with all others of the same image until they are written to.
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub fn of_image(image: &Arc<MemoryImage>) -> Result<Self, MemoryError> {
+        // What a clone touches anew are single pages here and there.
+        let mut ram = Self::anonymous(image.ram(), Pages::Small)?;
+        for layer in image.layers() {
+            ram.overlay(GuestAddress(0), layer)?;
+        }
+        ram.base = Some(Arc::clone(image));
+        Ok(ram)
+    }
+
+    fn anonymous(bytes: u64, pages: Pages) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Map { bytes, source };
-        let regions = unsafe_map::anonymous(&layout::ram_parts(bytes)).map_err(failed)?;
+        let regions = unsafe_map::anonymous(&layout::ram_parts(bytes), pages).map_err(failed)?;
         let memory = GuestMemoryMmap::from_arc_regions(regions.clone())
             .map_err(|error| failed(io::Error::other(error)))?;
-        Ok(Self { memory, regions })
+        Ok(Self { memory, regions, overlaid: Vec::new(), base: None })
     }
 
     /// Puts private mappings of the image's content at `at` + its offsets. Must come before anybody else has
@@ -78,8 +103,19 @@ impl GuestRam {
             }
             unsafe_map::overlay(region, guest, image.memory(), extent.clone())
                 .map_err(|source| MemoryError::Map { bytes, source })?;
+            self.overlaid.push(guest.0..guest.0 + bytes);
         }
         Ok(())
+    }
+
+    /// What it was made of, if that was a saved guest's.
+    pub(super) fn base(&self) -> Option<&Arc<MemoryImage>> {
+        self.base.as_ref()
+    }
+
+    /// Guest addresses that an image lies at.
+    pub(super) fn overlaid(&self) -> &[Range<u64>] {
+        &self.overlaid
     }
 
     /// The memory for those who read and write it, by guest address. Cheap to clone.

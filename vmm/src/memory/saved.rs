@@ -1,0 +1,148 @@
+//! A guest's RAM, kept to make other guests of.
+//!
+//! ```text
+//!            layer 2   what a clone had written when it was captured itself        [   ##      #   ]
+//!            layer 1   all RAM of the guest that was captured first             [####################]
+//!                                                                                ▲ MAP_PRIVATE
+//!  a guest made of them: its own pages where it wrote, else the uppermost layer's
+//! ```
+//! Offsets in a layer are guest addresses. The first layer is mapped as a whole, its holes as zeroes; those above only where
+//! they have content. Capturing a clone costs what it has written, not what it has; when the layers become many, the next one
+//! is a first layer again.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::ops::Range;
+use std::sync::Arc;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress, WriteVolatile};
+
+use super::image::failed;
+use super::ram::GuestRam;
+use super::written::{Runs, written};
+use super::{ImageError, SealedImage, layout, unsafe_map, writable_memory};
+
+/// Layers at most: each costs mappings in every guest.
+const MAX_LAYERS: usize = 4;
+
+/// Untouched pages between two written ones that are copied with them: each run of pages is a mapping in every guest.
+const GAP: u64 = 16;
+
+/// The RAM of a guest at rest. Nobody can change it.
+#[derive(Debug)]
+pub struct MemoryImage {
+    ram: u64,
+    layers: Vec<Arc<SealedImage>>,
+}
+
+impl MemoryImage {
+    /// RAM of `ram` bytes with the content of one file of memory, whose offsets are guest addresses.
+    pub(crate) fn whole(ram: u64, memory: std::os::fd::OwnedFd) -> Result<Self, ImageError> {
+        let parts = layout::ram_parts(ram);
+        let extents = parts.into_iter().map(|(start, bytes)| start.0..start.0 + bytes).collect();
+        Ok(Self { ram, layers: vec![Arc::new(SealedImage::seal_as(memory, extents)?)] })
+    }
+
+    /// Bytes of RAM.
+    pub fn ram(&self) -> u64 {
+        self.ram
+    }
+
+    /// The layers, lowest first.
+    pub(super) fn layers(&self) -> &[Arc<SealedImage>] {
+        &self.layers
+    }
+
+    /// How many layers there are.
+    pub fn depth(&self) -> usize {
+        self.layers.len()
+    }
+}
+
+impl GuestRam {
+    /// Keeps the content as it is now. The guest must be at rest.
+    ///
+    /// # Errors
+    /// There is no memory or descriptor left.
+    pub fn capture(&self) -> Result<MemoryImage, ImageError> {
+        match self.base() {
+            Some(base) if base.depth() < MAX_LAYERS => {
+                let memory = self.file()?;
+                let runs = self.written(GAP)?;
+                self.copy(&runs, &memory)?;
+                let layer = SealedImage::seal_as(memory.into(), runs)?;
+                let layers = base.layers.iter().cloned().chain([Arc::new(layer)]).collect();
+                Ok(MemoryImage { ram: self.len(), layers })
+            }
+            _ => {
+                let memory = self.file()?;
+                let mut content: Vec<_> = self.written(0)?;
+                // A first layer that was mapped as a whole need not be copied as a whole.
+                match self.base() {
+                    Some(base) => content.extend(base.layers.iter().flat_map(|layer| layer.content())),
+                    None => content.extend(self.overlaid().iter().cloned()),
+                }
+                content.sort_unstable_by_key(|range| range.start);
+                let mut runs = Runs { all: Vec::new(), gap: 0 };
+                content.into_iter().for_each(|range| runs.add(range));
+                self.copy(&runs.all, &memory)?;
+                MemoryImage::whole(self.len(), memory.into())
+            }
+        }
+    }
+
+    /// Guest addresses of pages that this guest has written, in whole pages, in order. Those less than `gap` pages apart come as
+    /// one.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn written(&self, gap: u64) -> Result<Vec<Range<u64>>, ImageError> {
+        let mut all = Vec::new();
+        for region in self.regions() {
+            let start = region.start_addr().0;
+            let runs = written(region.as_ptr() as u64, region.len(), gap)
+                .map_err(failed("looking for written pages"))?;
+            all.extend(runs.into_iter().map(|run| start + run.start..start + run.end));
+        }
+        Ok(all)
+    }
+
+    /// Gives the guest pages of its own in these ranges, as it is going to write to them. Only makes it faster, so nothing is
+    /// said of what does not work.
+    pub fn populate(&self, ranges: &[Range<u64>]) {
+        for range in ranges {
+            let Some(region) = self.memory().find_region(GuestAddress(range.start)) else { continue };
+            let start = region.start_addr().0;
+            if range.end - start <= region.len()
+                && let Err(error) = unsafe_map::populate(region, range.start - start..range.end - start)
+            {
+                tracing::debug!(%error, "pages of a guest are not made ahead");
+                return;
+            }
+        }
+    }
+
+    fn file(&self) -> Result<File, ImageError> {
+        let memory = writable_memory("hayfork-template")?;
+        let end = layout::ram_parts(self.len()).last().map_or(0, |(start, bytes)| start.0 + bytes);
+        rustix::fs::ftruncate(&memory, end).map_err(failed("sizing memory for a guest's copy"))?;
+        Ok(memory.into())
+    }
+
+    fn copy(&self, ranges: &[Range<u64>], mut memory: &File) -> Result<(), ImageError> {
+        let failed = failed::<std::io::Error>("copying a guest's memory");
+        for range in ranges {
+            let Some(region) = self.memory().find_region(GuestAddress(range.start)) else { continue };
+            let offset = MemoryRegionAddress(range.start - region.start_addr().0);
+            let size = usize::try_from(range.end - range.start).unwrap_or(0);
+            let slice =
+                region.get_slice(offset, size).map_err(|error| failed(std::io::Error::other(error)))?;
+            memory.seek(SeekFrom::Start(range.start)).map_err(&failed)?;
+            memory.write_all_volatile(&slice).map_err(|error| failed(std::io::Error::other(error)))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+#![allow(clippy::unwrap_used)]
+
+use vm_memory::{Bytes, GuestAddress};
+
+use super::*;
+use crate::memory::PAGE;
+
+const RAM: u64 = 32 << 20;
+
+fn put(ram: &GuestRam, page: u64, value: u64) {
+    ram.memory().write_obj(value, GuestAddress(page * PAGE + 16)).unwrap();
+}
+
+fn get(ram: &GuestRam, page: u64) -> u64 {
+    ram.memory().read_obj(GuestAddress(page * PAGE + 16)).unwrap()
+}
+
+fn file_of(byte: u8, bytes: usize) -> SealedImage {
+    use std::io::{Seek, Write};
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&vec![byte; bytes]).unwrap();
+    file.rewind().unwrap();
+    SealedImage::of_file("test", &file).unwrap()
+}
+
+#[test]
+fn a_clone_begins_where_the_original_stood_and_neither_sees_the_other() {
+    let mut original = GuestRam::new(RAM).unwrap();
+    original.overlay(GuestAddress(1 << 20), &file_of(0x77, 3 * 4096)).unwrap();
+    put(&original, 5, 1);
+    put(&original, 257, 2); // in the overlaid image
+    let image = Arc::new(original.capture().unwrap());
+    put(&original, 5, 3);
+    let clones = [GuestRam::of_image(&image).unwrap(), GuestRam::of_image(&image).unwrap()];
+    for clone in &clones {
+        assert_eq!((get(clone, 5), get(clone, 257)), (1, 2));
+        // Read-only pages of the original's image, and pages that nobody ever touched.
+        assert_eq!((get(clone, 256), get(clone, 258)), (0x7777_7777_7777_7777, 0x7777_7777_7777_7777));
+        assert_eq!(get(clone, 4000), 0);
+    }
+    put(&clones[0], 5, 4);
+    put(&clones[0], 4000, 5);
+    assert_eq!((get(&clones[1], 5), get(&clones[1], 4000)), (1, 0));
+    assert_eq!(get(&original, 5), 3);
+}
+
+#[test]
+fn generations_keep_what_each_wrote_and_layers_stay_few() {
+    let first = GuestRam::new(RAM).unwrap();
+    put(&first, 0, 100);
+    let mut image = Arc::new(first.capture().unwrap());
+    let mut depths = Vec::new();
+    for generation in 1..=10 {
+        let clone = GuestRam::of_image(&image).unwrap();
+        for earlier in 0..generation {
+            assert_eq!(get(&clone, earlier * 40), 100 + earlier, "generation {generation}");
+        }
+        put(&clone, generation * 40, 100 + generation);
+        put(&clone, 7000, generation);
+        image = Arc::new(clone.capture().unwrap());
+        depths.push(image.depth());
+        assert_eq!(get(&GuestRam::of_image(&image).unwrap(), 7000), generation);
+    }
+    assert_eq!(depths, [2, 3, 4, 1, 2, 3, 4, 1, 2, 3]);
+}
+
+#[test]
+fn a_layer_holds_only_what_was_written() {
+    let first = GuestRam::new(RAM).unwrap();
+    for page in 0..2000 {
+        put(&first, page, page);
+    }
+    let image = Arc::new(first.capture().unwrap());
+    let clone = GuestRam::of_image(&image).unwrap();
+    put(&clone, 10, 1);
+    put(&clone, 20, 1);
+    put(&clone, 1000, 1);
+    let next = clone.capture().unwrap();
+    let extents = next.layers()[1].extents();
+    assert_eq!(extents, [10 * PAGE..21 * PAGE, 1000 * PAGE..1001 * PAGE]);
+}
+
+#[test]
+fn populated_pages_are_the_clone_s_own_and_unchanged() {
+    let first = GuestRam::new(RAM).unwrap();
+    put(&first, 100, 9);
+    let image = Arc::new(first.capture().unwrap());
+    let clone = GuestRam::of_image(&image).unwrap();
+    assert_eq!(clone.written(0).unwrap(), []);
+    let set = [100 * PAGE..102 * PAGE, 5000 * PAGE..5001 * PAGE];
+    // What lies outside is passed over.
+    clone.populate(&set);
+    clone.populate(&[RAM - PAGE..RAM + PAGE, 1 << 40..(1 << 40) + PAGE]);
+    assert_eq!(clone.written(0).unwrap(), set);
+    assert_eq!((get(&clone, 100), get(&clone, 101)), (9, 0));
+}
+
+#[test]
+fn memory_beyond_the_device_gap_is_kept_too() {
+    let ram = GuestRam::new(4 << 30).unwrap();
+    ram.memory().write_obj(1u64, GuestAddress(layout::RAM_ABOVE_GAP.0 + 8192)).unwrap();
+    ram.memory().write_obj(2u64, GuestAddress(8192)).unwrap();
+    let clone = GuestRam::of_image(&Arc::new(ram.capture().unwrap())).unwrap();
+    let read = |at| clone.memory().read_obj::<u64>(GuestAddress(at)).unwrap();
+    assert_eq!((read(layout::RAM_ABOVE_GAP.0 + 8192), read(8192)), (1, 2));
+}
