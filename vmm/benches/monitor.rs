@@ -51,6 +51,7 @@ mod measure {
         println!("monitor: {}, kernel {flavour:?}", capabilities.description);
         kernel(flavour);
         boots(&monitor, &guest::spec("serve", flavour));
+        snapshots(&monitor, &guest::spec("serve", flavour));
         memory(&monitor, &guest::spec("serve", flavour));
         bulk(&monitor, &guest::spec("serve", flavour));
     }
@@ -98,6 +99,44 @@ mod measure {
         line("creation, up to the first KVM_RUN", created);
         line("first KVM_RUN to the guest's program answering over vsock", answered);
         line("dropping a running machine", dropped);
+    }
+
+    fn snapshots(monitor: &Monitor, spec: &MachineSpec) {
+        let mut original = monitor.launch(spec).unwrap();
+        let mut client = Client::connect(original.as_mut());
+        client.text("keep it");
+        let capture = || {
+            let start = Instant::now();
+            original.capture().unwrap();
+            start.elapsed()
+        };
+        line("keeping a running machine, its whole memory", (0..10).map(|_| capture()).collect());
+        let template = original.capture().unwrap();
+        let mut first = template.restore().unwrap();
+        Client::connect(first.as_mut()).text("kept");
+        let set = first.written();
+        let bytes: u64 = set.iter().map(|range| range.end - range.start).sum();
+        println!("  working set of {} KiB in {} ranges", bytes >> 10, set.len());
+        let capture = || {
+            let start = Instant::now();
+            first.capture().unwrap();
+            start.elapsed()
+        };
+        line("keeping a restored machine, what it has written", (0..10).map(|_| capture()).collect());
+        for (what, template) in [("", &template), (", working set ahead", &template.with_working_set(set))] {
+            let (mut made, mut answered) = (Vec::new(), Vec::new());
+            for _ in 0..BOOTS {
+                let start = Instant::now();
+                let mut machine = template.restore().unwrap();
+                made.push(start.elapsed());
+                Client::connect(machine.as_mut());
+                answered.push(start.elapsed());
+                drop(machine);
+                settle();
+            }
+            line(&format!("restoring a machine{what}"), made);
+            line(&format!("restoring until it answers over vsock{what}"), answered);
+        }
     }
 
     /// Anonymous memory of this process, in bytes.

@@ -31,7 +31,9 @@ mod spec;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use channel::Channel;
@@ -131,6 +133,24 @@ pub trait Backend: Send + Sync {
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError>;
 }
 
+/// A machine at rest, from which others are made that go on where it stood. It needs the original no more.
+///
+/// A restored machine's agent has lost its host and gets a new one by [`Machine::take_channel`], as after a launch; what user
+/// code had in memory is all there. Its wall clock, randomness and names are those of the original until the agent renews them.
+pub trait Template: Send + Sync {
+    /// Makes a machine.
+    ///
+    /// # Errors
+    /// The host refuses something. Nothing is left behind.
+    fn restore(&self) -> Result<Box<dyn Machine>, BackendError>;
+
+    /// The same template, whose machines get these pages of their own ahead ([`Machine::written`] of one that was put to use).
+    fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn Template>;
+
+    /// Bytes of guest RAM of each machine.
+    fn ram(&self) -> u64;
+}
+
 /// Host memory of one machine, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostMemory {
@@ -173,6 +193,20 @@ pub trait Machine: Send {
 
     /// The process that runs the guest, where it is one of its own.
     fn process_id(&self) -> Option<u32>;
+
+    /// Keeps the machine as it is now, and lets it go on. It stands still meanwhile, and its agent's stream is not kept.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`]; the machine has ended, does not come to rest, or there is no memory for the copy.
+    fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {
+        Err(BackendError::Unsupported { what: "a running machine cannot be kept or forked" })
+    }
+
+    /// Guest addresses of pages that the machine has written since it was made, in ranges of whole pages; empty where that is
+    /// not known. Short gaps may be included.
+    fn written(&self) -> Vec<Range<u64>> {
+        Vec::new()
+    }
 
     /// Waits until the machine has exited, at most `timeout` (`None`: without limit).
     fn wait(&self, timeout: Option<Duration>) -> Option<ExitReport> {

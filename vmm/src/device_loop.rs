@@ -18,8 +18,8 @@ mod vsock;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -43,17 +43,47 @@ pub struct DeviceLoop {
     process: u32,
 }
 
+/// What the thread is asked for, and where it stands.
 #[derive(Debug)]
 struct Stop {
     wanted: AtomicBool,
     bell: OwnedFd,
+    parking: Mutex<Parking>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Parking {
+    wanted: bool,
+    /// The thread holds nothing half done, and waits.
+    parked: bool,
+}
+
+impl Stop {
+    fn parking(&self) -> MutexGuard<'_, Parking> {
+        self.parking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread waits here while it is to be parked.
+    fn park_if_wanted(&self) {
+        let mut parking = self.parking();
+        while parking.wanted && !self.wanted.load(Ordering::SeqCst) {
+            parking.parked = true;
+            self.changed.notify_all();
+            parking = self.changed.wait(parking).unwrap_or_else(PoisonError::into_inner);
+        }
+        parking.parked = false;
+    }
 }
 
 /// Makes the loop look at its flag.
 struct StopSubscriber(Arc<Stop>);
 
 impl MutEventSubscriber for StopSubscriber {
-    fn process(&mut self, _events: Events, _ops: &mut EventOps) {}
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
+        // Read, so that a loop that goes on after a pause does not turn for nothing.
+        let _ = rustix::io::read(&self.0.bell, &mut [0; 8]);
+    }
 
     fn init(&mut self, ops: &mut EventOps) {
         add(ops, &self.0.bell, 0, EventSet::IN);
@@ -61,13 +91,18 @@ impl MutEventSubscriber for StopSubscriber {
 }
 
 impl DeviceLoop {
-    /// Starts a thread that serves `subscribers`.
+    /// Starts a thread that serves `subscribers` from [`Self::resume`] on.
     ///
     /// # Errors
     /// There is no descriptor, memory or thread left.
     pub fn start(subscribers: Vec<Subscriber>) -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let stop = Arc::new(Stop { wanted: AtomicBool::new(false), bell });
+        let stop = Arc::new(Stop {
+            wanted: AtomicBool::new(false),
+            bell,
+            parking: Mutex::new(Parking { wanted: true, parked: false }),
+            changed: Condvar::new(),
+        });
         let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;
         manager.add_subscriber(Box::new(StopSubscriber(Arc::clone(&stop))));
         for subscriber in subscribers {
@@ -76,6 +111,7 @@ impl DeviceLoop {
         let watched = Arc::clone(&stop);
         let thread = threads::spawn(Builder::new().name("hayfork-devices".into()), move || {
             while !watched.wanted.load(Ordering::SeqCst) {
+                watched.park_if_wanted();
                 if let Err(error) = manager.run() {
                     // Only a lack of kernel memory gets here. Waiting makes room.
                     tracing::warn!(%error, "waiting for device events");
@@ -86,6 +122,22 @@ impl DeviceLoop {
         Ok(Self { stop, thread: Some(thread), process: std::process::id() })
     }
 
+    /// Has the thread finish what it is at, and wait. Events that come meanwhile are served after [`Self::resume`]. False if it
+    /// has not come to rest within `patience`; the request stands.
+    pub fn park(&self, patience: Duration) -> bool {
+        let mut parking = self.stop.parking();
+        parking.wanted = true;
+        ring(self.stop.bell.as_fd());
+        let rest = self.stop.changed.wait_timeout_while(parking, patience, |parking| !parking.parked);
+        rest.unwrap_or_else(PoisonError::into_inner).0.parked
+    }
+
+    /// Lets the thread begin, or go on after it was parked.
+    pub fn resume(&self) {
+        self.stop.parking().wanted = false;
+        self.stop.changed.notify_all();
+    }
+
     /// Stops the thread and waits until it is gone, and its subscribers with it.
     pub fn stop(&mut self) {
         if self.process != std::process::id() {
@@ -94,6 +146,9 @@ impl DeviceLoop {
             return;
         }
         self.stop.wanted.store(true, Ordering::SeqCst);
+        // Under the lock, so that a thread about to park does not miss it.
+        drop(self.stop.parking());
+        self.stop.changed.notify_all();
         ring(self.stop.bell.as_fd());
         if let Some(thread) = self.thread.take() {
             // A panic in it was reported by the panic hook.

@@ -12,15 +12,20 @@
 //! registers does so on its own thread; everything that a doorbell rings for, and what comes from the host, is done by the
 //! devices' thread.
 //!
+//! # Another's place
+//! A machine can be [captured](Machine::capture), and others [made](Machine::resume_from) that go on where it stood.
+//!
 //! # The end
 //! Processors end by the guest's wish, by a fault, or because the owner wants it. When the last one is out of the guest,
 //! [`Machine::end_fd`] becomes readable and [`Machine::report`] has an answer. What is left is taken apart in
 //! [another thread](crate::monitor::settle), because that takes a while.
 
 mod console;
+mod device_state;
 mod devices;
 mod ports;
 mod report;
+mod snapshot;
 
 use std::any::Any;
 use std::fs::File;
@@ -30,7 +35,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::console::Console;
-use self::devices::Devices;
+pub use self::device_state::DevicesState;
+use self::devices::{Devices, Kept};
 use crate::backend::{BackendError, ExitReport};
 use crate::boot::command_line::{self, Platform};
 use crate::boot::cpuid::{self, Processors};
@@ -41,6 +47,8 @@ use crate::hypervisor::x86_64::{X86Hypervisor, X86Vcpu};
 use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
 use crate::memory::{GuestRam, Resident, SealedImage};
 use crate::vcpu::{ExitCounts, VcpuError, VcpuThreads};
+
+pub use self::snapshot::{MachineState, STATE_VERSION, Template};
 
 /// What a machine is made of. All files are open already.
 #[derive(Debug)]
@@ -68,6 +76,10 @@ pub struct Machine<V: Vm> {
     /// First, so that processors are gone before anything that they use.
     vcpus: VcpuThreads<V>,
     devices: DeviceLoop,
+    kept: Kept,
+    /// The root image and the size of the console's memory, for those made of this one.
+    root: Option<Arc<File>>,
+    console_bytes: usize,
     console: Arc<Console>,
     killed: AtomicBool,
     channel: Option<UnixStream>,
@@ -103,9 +115,6 @@ where
         }
         vm.create_interrupt_chip()?;
 
-        let console = Arc::new(Console::new(blueprint.console_bytes));
-        let devices = Devices::new(vm.as_ref(), ram.memory(), blueprint.root, &console)?;
-        let bus = Arc::new(devices.bus(vm.as_ref())?);
         let supported = hypervisor.supported_cpuid().to_vec();
         let count = blueprint.vcpus;
         let setup = move |index: u8, vcpu: &mut V::Vcpu| -> Result<(), HypervisorError> {
@@ -113,12 +122,48 @@ where
             let leaves = cpuid::leaves(&supported, index, processors);
             entry::prepare(vcpu, &leaves, (index == 0).then_some(entry))
         };
-        let vcpus = VcpuThreads::create(&vm, count, &bus, setup).map_err(vcpu_error)?;
-        let (devices, channel) = devices.serve(vm.as_ref())?;
-        vcpus.resume().map_err(vcpu_error)?;
+        let Blueprint { root, console_bytes, .. } = blueprint;
+        let root = root.map(Arc::new);
+        let made = Self::assemble(vm, ram, Parts { root, console_bytes, saved: None }, count, setup)?;
+        made.go()?;
+        Ok(made)
+    }
+}
+
+/// What a machine gets beside memory and processors.
+struct Parts<'a> {
+    root: Option<Arc<File>>,
+    console_bytes: usize,
+    saved: Option<&'a DevicesState>,
+}
+
+impl<V: Vm> Machine<V> {
+    /// Puts everything together that comes after memory and interrupt chip. Processors and devices are parked.
+    fn assemble<S>(
+        vm: Arc<V>,
+        ram: GuestRam,
+        parts: Parts<'_>,
+        vcpus: u8,
+        setup: S,
+    ) -> Result<Self, BackendError>
+    where
+        S: Fn(u8, &mut V::Vcpu) -> Result<(), HypervisorError> + Send + Sync + 'static,
+    {
+        let Parts { root, console_bytes, saved } = parts;
+        let console = Arc::new(Console::new(console_bytes));
+        let disk = root.as_ref().map(|root| root.try_clone()).transpose();
+        let disk =
+            disk.map_err(|source| BackendError::Spawn { what: "opening the root image again", source })?;
+        let devices = Devices::new(vm.as_ref(), ram.memory(), disk, &console, saved)?;
+        let bus = Arc::new(devices.bus()?);
+        let vcpus = VcpuThreads::create(&vm, vcpus, &bus, setup).map_err(vcpu_error)?;
+        let (devices, channel, kept) = devices.serve(vm.as_ref())?;
         Ok(Self {
             vcpus,
             devices,
+            kept,
+            root,
+            console_bytes,
             console,
             killed: AtomicBool::new(false),
             channel: Some(channel),
@@ -128,6 +173,12 @@ where
 }
 
 impl<V: Vm> Machine<V> {
+    /// Lets devices and processors work.
+    fn go(&self) -> Result<(), BackendError> {
+        self.devices.resume();
+        self.vcpus.resume().map_err(vcpu_error)
+    }
+
     /// The host's end of the agent's stream; once.
     pub fn take_channel(&mut self) -> Option<UnixStream> {
         self.channel.take()

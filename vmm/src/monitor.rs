@@ -127,6 +127,6 @@ impl Backend for Monitor {
         };
         let machine = Machine::start(&ready.hypervisor, blueprint)?;
         tracing::debug!(name = spec.name, "started a virtual machine");
-        Ok(Box::new(MonitorMachine::new(machine)))
+        Ok(Box::new(MonitorMachine::new(ready, machine)))
     }
 }

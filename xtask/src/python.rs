@@ -32,6 +32,7 @@ const SOURCES: &[&str] = &[
     "Cargo.toml",
     "Cargo.lock",
     "protocol",
+    "devices",
     "vmm",
     "qemu",
     "sandbox",

@@ -315,6 +315,7 @@ _BY_CODE: dict[str, type[SandboxError]] = {
     "vm_exited": VmQemuCrashError,
     "guest_powered_off": VmQemuCrashError,
     "spawn_failed": VmTransientError,
+    "unsupported_here": UnsupportedOptionError,
     "vm_killed": VmTransientError,
     "vm_stuck": VmTransientError,
     "memory_too_small": VmConfigError,

@@ -17,5 +17,7 @@ mod host;
 mod monitor;
 mod setup;
 #[cfg(target_arch = "x86_64")]
+mod snapshot;
+#[cfg(target_arch = "x86_64")]
 #[path = "../../../vmm/tests/tiny/mod.rs"]
 mod tiny;

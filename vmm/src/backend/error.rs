@@ -121,6 +121,12 @@ pub enum BackendError {
         /// What does not fit or could not be had.
         detail: String,
     },
+    /// This backend cannot do that.
+    #[error("this backend cannot do that: {what}")]
+    Unsupported {
+        /// What was asked of it.
+        what: &'static str,
+    },
     /// The machine was killed by its owner.
     #[error("the virtual machine was killed")]
     Killed,
@@ -156,6 +162,7 @@ impl BackendError {
             Self::Crashed { .. } => "vm_crashed",
             Self::Hypervisor(_) => "hypervisor_refused",
             Self::Prepare { .. } => "vm_prepare_failed",
+            Self::Unsupported { .. } => "unsupported_here",
             Self::Killed => "vm_killed",
             Self::StuckProcess { .. } => "vm_stuck",
             Self::ForkedProcess => "forked_process",
@@ -208,6 +215,7 @@ impl BackendError {
             Self::Prepare { .. } => {
                 "Look at the cause: usually too little memory for the guest, or a limit of this user (ulimit -a)."
             }
+            Self::Unsupported { .. } => "Use another backend (hayfork doctor lists them), or do without it.",
             Self::Killed => "Start a new machine.",
             Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",
             Self::ForkedProcess => {

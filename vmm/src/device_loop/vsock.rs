@@ -263,7 +263,8 @@ impl MutEventSubscriber for VsockSubscriber {
         }
         add(ops, self.wake.as_ref(), WAKE, EventSet::IN);
         add(ops, &self.timer, TIMER, EventSet::IN);
-        self.turn(ops);
+        // The first turn is the thread's, when it may begin.
+        ring(self.wake.as_fd());
     }
 }
 

@@ -7,14 +7,16 @@
 //! | console, `hvc0` | always |
 //! | block, read-only: the root image, `/dev/vda` | if there is one |
 //!
-//! They are made before the processors, since these need the bus, and served after them, since doorbells come last.
+//! They are made before the processors, since these need the bus, and served after them, since doorbells come last. A machine that
+//! goes on where another stood makes them from that one's [state](super::device_state).
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
 
-use hayfork_devices::virtio::block::{BlockDevice, FileBackend};
+use hayfork_devices::serial::SerialPort;
+use hayfork_devices::virtio::block::{BlockDevice, BlockState, FileBackend};
 use hayfork_devices::virtio::console::ConsoleDevice;
 use hayfork_devices::virtio::device::VirtioDevice;
 use hayfork_devices::virtio::rng::RngDevice;
@@ -27,11 +29,12 @@ use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::GuestMemoryMmap;
 
 use super::console::Console;
+use super::device_state::DevicesState;
 use super::ports::{self, Registers};
 use super::prepare;
 use crate::backend::BackendError;
 use crate::device_loop::{DeviceLoop, DoorbellSubscriber, Subscriber, Vsock, VsockSubscriber, ring};
-use crate::hypervisor::{Doorbell, Vm};
+use crate::hypervisor::{Doorbell, InterruptTrigger, Vm};
 use crate::memory::layout;
 use crate::vcpu::Bus;
 
@@ -56,14 +59,29 @@ struct Placed {
     bells: Bells,
 }
 
+/// A device behind its registers.
+pub(super) type Mapped<D> = Arc<MmioDevice<D, GuestMemoryMmap>>;
+
+/// An interrupt line that a device raises and the machine flushes.
+pub(super) type Line = Arc<dyn InterruptTrigger>;
+
 /// The devices of a machine, not served yet.
 pub(super) struct Devices {
     placed: Vec<Placed>,
-    vsock: Arc<MmioDevice<Vsock, GuestMemoryMmap>>,
     wake: Arc<OwnedFd>,
     agent: UnixSocket,
     channel: UnixStream,
-    console: Arc<Console>,
+    kept: Kept,
+}
+
+/// What a machine keeps of its devices while their thread serves them.
+pub(super) struct Kept {
+    pub(super) transports: Vec<Arc<dyn MmioTransport>>,
+    pub(super) vsock: Mapped<Vsock>,
+    pub(super) console: Mapped<ConsoleDevice>,
+    pub(super) block: Option<BlockState>,
+    pub(super) serial: Arc<SerialPort>,
+    pub(super) lines: Vec<Line>,
 }
 
 /// Makes devices one after the other.
@@ -71,19 +89,22 @@ struct Maker<'a, V> {
     vm: &'a V,
     memory: &'a GuestMemoryMmap,
     placed: Vec<Placed>,
+    lines: Vec<Line>,
 }
 
 impl<V: Vm> Maker<'_, V> {
+    fn line(&mut self, number: u32) -> Result<Line, BackendError> {
+        let line = Line::from(self.vm.interrupt_line(number)?);
+        self.lines.push(Arc::clone(&line));
+        Ok(line)
+    }
+
     /// Puts a device at the next address. `wake` is rung when it goes live or stops.
-    fn place<D>(
-        &mut self,
-        device: D,
-        wake: Option<Arc<OwnedFd>>,
-    ) -> Result<Arc<MmioDevice<D, GuestMemoryMmap>>, BackendError>
+    fn place<D>(&mut self, device: D, wake: Option<Arc<OwnedFd>>) -> Result<Mapped<D>, BackendError>
     where
         D: VirtioDevice<GuestMemoryMmap> + 'static,
     {
-        let line = self.vm.interrupt_line(layout::device_line(self.placed.len()))?;
+        let line = self.line(layout::device_line(self.placed.len()))?;
         let bells = Bells::default();
         let rung = Arc::clone(&bells);
         let notify = move |notification| match notification {
@@ -112,45 +133,76 @@ impl<V: Vm> Maker<'_, V> {
 }
 
 impl Devices {
+    /// Devices as after a reset, or as `saved` was. Guest memory must be what it was then.
     pub(super) fn new<V: Vm>(
         vm: &V,
         memory: &GuestMemoryMmap,
         root: Option<File>,
         console: &Arc<Console>,
+        saved: Option<&DevicesState>,
     ) -> Result<Self, BackendError> {
         let descriptor =
             |source| BackendError::Spawn { what: "making a descriptor for the virtual machine", source };
-        let mut maker = Maker { vm, memory, placed: Vec::new() };
+        let mut maker = Maker { vm, memory, placed: Vec::new(), lines: Vec::new() };
         let wake = VsockSubscriber::bell().map_err(descriptor)?;
         let (agent, channel) = UnixSocket::pair().map_err(descriptor)?;
-        let vsock = VsockDevice::new(VsockConfig::new(GUEST_CID), RefuseAll).map_err(prepare)?;
-        let vsock = maker.place(vsock, Some(Arc::clone(&wake)))?;
+        let vsock = maker.place(vsock(saved)?, Some(Arc::clone(&wake)))?;
         maker.place(RngDevice::default(), None)?;
         let sink = Arc::clone(console);
-        maker.place(ConsoleDevice::new(Box::new(move |bytes: &[u8]| sink.push(bytes))), None)?;
+        let mut device = ConsoleDevice::new(Box::new(move |bytes: &[u8]| sink.push(bytes)));
+        if let Some(saved) = saved {
+            device.restore(&saved.console).map_err(prepare)?;
+        }
+        let console_device = maker.place(device, None)?;
+        let mut block = None;
         if let Some(root) = root {
             let disk = FileBackend::read_only(root)
                 .map_err(|source| BackendError::Spawn { what: "looking at the root image", source })?;
-            maker.place(BlockDevice::new(disk, ROOT_ID), None)?;
+            let device = match saved.and_then(|saved| saved.block.as_ref()) {
+                Some(state) => BlockDevice::restore(disk, state).map_err(prepare)?,
+                None => BlockDevice::new(disk, ROOT_ID),
+            };
+            block = Some(device.save());
+            maker.place(device, None)?;
         }
-        Ok(Self { placed: maker.placed, vsock, wake, agent, channel, console: Arc::clone(console) })
+        let line = maker.line(layout::SERIAL_LINE)?;
+        let sink = Arc::clone(console);
+        let serial =
+            SerialPort::new(Box::new(move |bytes: &[u8]| sink.push(bytes)), Box::new(move || line.raise()));
+        if let Some(saved) = saved {
+            serial.restore(&saved.serial).map_err(prepare)?;
+            if saved.transports.len() != maker.placed.len() || saved.block != block {
+                return Err(prepare(OtherDevices));
+            }
+            for (device, state) in maker.placed.iter().zip(&saved.transports) {
+                device.transport.restore(state).map_err(prepare)?;
+            }
+        }
+        let kept = Kept {
+            transports: maker.placed.iter().map(|device| Arc::clone(&device.transport)).collect(),
+            vsock,
+            console: console_device,
+            block,
+            serial: Arc::new(serial),
+            lines: maker.lines,
+        };
+        Ok(Self { placed: maker.placed, wake, agent, channel, kept })
     }
 
     /// What processors reach by address and port.
-    pub(super) fn bus<V: Vm>(&self, vm: &V) -> Result<Bus, BackendError> {
+    pub(super) fn bus(&self) -> Result<Bus, BackendError> {
         let mut bus = Bus::new();
         for (index, device) in self.placed.iter().enumerate() {
             let start = layout::device_address(index).0;
             let registers = Arc::new(Registers(Arc::clone(&device.registers)));
             bus.add_mmio(start..start + REGION_SIZE, registers).map_err(prepare)?;
         }
-        let line = vm.interrupt_line(layout::SERIAL_LINE)?;
-        ports::add(&mut bus, &self.console, Box::new(move || line.raise())).map_err(prepare)?;
+        ports::add(&mut bus, &self.kept.serial).map_err(prepare)?;
         Ok(bus)
     }
 
     /// Makes doorbells and starts the thread that answers them. Also gives the host's end of the agent's stream.
-    pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, UnixStream), BackendError> {
+    pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, UnixStream, Kept), BackendError> {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
         let mut subscribers: Vec<Subscriber> = Vec::new();
         let mut bells_of_vsock = Vec::new();
@@ -175,10 +227,27 @@ impl Devices {
                 subscribers.push(Box::new(DoorbellSubscriber::new(device.transport, bells)));
             }
         }
-        let vsock =
-            VsockSubscriber::new(self.vsock, bells_of_vsock, self.wake, self.agent).map_err(failed)?;
+        let vsock = Arc::clone(&self.kept.vsock);
+        let vsock = VsockSubscriber::new(vsock, bells_of_vsock, self.wake, self.agent).map_err(failed)?;
         subscribers.push(Box::new(vsock));
         let devices = DeviceLoop::start(subscribers).map_err(failed)?;
-        Ok((devices, self.channel))
+        Ok((devices, self.channel, self.kept))
+    }
+}
+
+/// A saved machine had others.
+#[derive(Debug, thiserror::Error)]
+#[error("the saved machine had other devices")]
+struct OtherDevices;
+
+/// Streams are not carried over: their host ends are gone, so the guest sees them reset, and is connected to anew.
+fn vsock(saved: Option<&DevicesState>) -> Result<Vsock, BackendError> {
+    let config = VsockConfig::new(GUEST_CID);
+    match saved {
+        None => VsockDevice::new(config, RefuseAll).map_err(prepare),
+        Some(saved) => {
+            let restored = VsockDevice::restore(config, RefuseAll, saved.vsock.clone(), |_| None);
+            restored.map(|(device, _)| device).map_err(prepare)
+        }
     }
 }

@@ -8,11 +8,9 @@
 
 use std::sync::Arc;
 
-use hayfork_devices::interrupt::InterruptLine;
 use hayfork_devices::serial::SerialPort;
 use hayfork_devices::virtio::transport::mmio::MmioRegisters;
 
-use super::console::Console;
 use crate::memory::layout;
 use crate::vcpu::{Bus, BusError, Flow, Mmio, PortIo, StopCause};
 
@@ -24,15 +22,9 @@ const RESET: u8 = 0xfe;
 const TIMER_GATE: u32 = 0x61;
 const COUNTED_DOWN: u8 = 0x20;
 
-/// Puts all of them on the bus. What is written to the serial port goes to the console; `line` is its interrupt.
-pub(super) fn add(
-    bus: &mut Bus,
-    console: &Arc<Console>,
-    line: Box<dyn InterruptLine>,
-) -> Result<(), BusError> {
-    let sink = Arc::clone(console);
-    let port = SerialPort::new(Box::new(move |bytes: &[u8]| sink.push(bytes)), line);
-    let serial = Arc::new(Serial(port));
+/// Puts all of them on the bus.
+pub(super) fn add(bus: &mut Bus, serial: &Arc<SerialPort>) -> Result<(), BusError> {
+    let serial = Arc::new(Serial(Arc::clone(serial)));
     let first = u32::from(layout::SERIAL_PORT);
     bus.add_ports(first..first + 8, serial)?;
     bus.add_ports(TIMER_GATE..TIMER_GATE + 1, Arc::new(TimerGate))?;
@@ -40,7 +32,7 @@ pub(super) fn add(
 }
 
 /// The serial port's registers on the bus.
-struct Serial(SerialPort);
+struct Serial(Arc<SerialPort>);
 
 impl PortIo for Serial {
     fn read(&self, offset: u16, data: &mut [u8]) -> Flow {

@@ -84,7 +84,9 @@ impl GuestRam {
                 }
                 content.sort_unstable_by_key(|range| range.start);
                 let mut runs = Runs { all: Vec::new(), gap: 0 };
-                content.into_iter().for_each(|range| runs.add(range));
+                for range in content {
+                    runs.add(range);
+                }
                 self.copy(&runs.all, &memory)?;
                 MemoryImage::whole(self.len(), memory.into())
             }

@@ -1,26 +1,35 @@
 //! The owner's handle of a machine in this process.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::reaper;
-use crate::backend::{BackendError, Channel, ExitReport, HostMemory, Machine as BackendMachine};
-use crate::hypervisor::Vm;
-use crate::machine::Machine;
+use super::{Ready, reaper};
+use crate::backend::{
+    BackendError, Channel, ExitReport, HostMemory, Machine as BackendMachine, Template as BackendTemplate,
+};
+use crate::hypervisor::kvm::KvmVm;
+use crate::machine::{Machine, Template};
+
+/// Pages between two written ones that count as written: one call makes a whole range.
+const GAP: u64 = 4;
 
 /// How long processors may take to come out of the guest. Only a device that does not return takes longer.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
 /// A guest in this process.
-pub(super) struct MonitorMachine<V: Vm> {
-    machine: Machine<V>,
+pub(super) struct MonitorMachine {
+    machine: Machine<KvmVm>,
+    /// For those made of this one.
+    ready: Arc<Ready>,
     /// The process that launched it.
     owner: u32,
 }
 
-impl<V: Vm> MonitorMachine<V> {
-    pub(super) fn new(machine: Machine<V>) -> Self {
-        Self { machine, owner: std::process::id() }
+impl MonitorMachine {
+    pub(super) fn new(ready: Arc<Ready>, machine: Machine<KvmVm>) -> Self {
+        Self { machine, ready, owner: std::process::id() }
     }
 
     fn is_ours(&self) -> bool {
@@ -28,7 +37,7 @@ impl<V: Vm> MonitorMachine<V> {
     }
 }
 
-impl<V: Vm> BackendMachine for MonitorMachine<V> {
+impl BackendMachine for MonitorMachine {
     fn take_channel(&mut self) -> Option<Channel> {
         self.machine.take_channel().map(Channel::Unix)
     }
@@ -54,6 +63,21 @@ impl<V: Vm> BackendMachine for MonitorMachine<V> {
             .ok_or(BackendError::StuckProcess { pid: std::process::id(), after: KILL_TIME })
     }
 
+    fn capture(&self) -> Result<Arc<dyn BackendTemplate>, BackendError> {
+        if !self.is_ours() {
+            return Err(BackendError::ForkedProcess);
+        }
+        if let Some(report) = self.machine.report() {
+            return Err(report.into_error());
+        }
+        let template = Arc::new(self.machine.capture()?);
+        Ok(Arc::new(MonitorTemplate { template, ready: Arc::clone(&self.ready) }))
+    }
+
+    fn written(&self) -> Vec<Range<u64>> {
+        if self.is_ours() { self.machine.written(GAP).unwrap_or_default() } else { Vec::new() }
+    }
+
     /// The machine's own structures are not told apart from the rest of this process: some 100 KiB of stacks and buffers.
     fn host_memory(&self) -> Option<HostMemory> {
         if !self.is_ours() || self.machine.report().is_some() {
@@ -68,7 +92,7 @@ impl<V: Vm> BackendMachine for MonitorMachine<V> {
     }
 }
 
-impl<V: Vm> Drop for MonitorMachine<V> {
+impl Drop for MonitorMachine {
     fn drop(&mut self) {
         if self.is_ours() {
             self.machine.kill();
@@ -78,5 +102,28 @@ impl<V: Vm> Drop for MonitorMachine<V> {
         } else {
             self.machine.disown();
         }
+    }
+}
+
+/// A guest at rest, and what its clones are made with.
+#[derive(Debug)]
+struct MonitorTemplate {
+    template: Arc<Template>,
+    ready: Arc<Ready>,
+}
+
+impl BackendTemplate for MonitorTemplate {
+    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+        let machine = Machine::resume_from(&self.ready.hypervisor, &self.template)?;
+        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine)))
+    }
+
+    fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {
+        let template = Arc::new(self.template.with_working_set(pages));
+        Arc::new(Self { template, ready: Arc::clone(&self.ready) })
+    }
+
+    fn ram(&self) -> u64 {
+        self.template.memory().ram()
     }
 }

@@ -35,6 +35,8 @@ struct VsockAddress {
     zero: [u8; 4],
 }
 
+static KEPT: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+
 fn main() {
     for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
         let _ = fs::create_dir(target);
@@ -79,10 +81,14 @@ fn power_off() {
 
 /// Answers requests of one line each until the host's end has been closed for the linger time.
 fn serve(carrier: &str, linger: Duration) {
-    let is_vsock = carrier.starts_with("vsock:");
+    let listener = match carrier.split_once(':') {
+        Some(("vsock", port)) => Some(listen_on(port.parse().unwrap())),
+        _ => None,
+    };
+    let is_vsock = listener.is_some();
     let mut port = match carrier.split_once(':') {
         Some(("virtio-serial", name)) => open_port(name),
-        Some(("vsock", port)) => accept(port.parse().unwrap()),
+        Some(("vsock", _)) => accept(listener.unwrap(), true).unwrap(),
         _ => panic!("unknown carrier {carrier}"),
     };
     let mut gone_since: Option<Instant> = None;
@@ -92,6 +98,13 @@ fn serve(carrier: &str, linger: Duration) {
         let result = port.read(&mut buffer);
         let count = *result.as_ref().unwrap_or(&0);
         if count == 0 {
+            // A host that lost its connection makes a new one.
+            if let Some(next) = listener.and_then(|listener| accept(listener, false)) {
+                port = next;
+                request.clear();
+                gone_since = None;
+                continue;
+            }
             let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
             unsafe { poll(&mut fds, 1, 50) };
             // A port hangs up; a stream has an end.
@@ -116,12 +129,12 @@ fn serve(carrier: &str, linger: Duration) {
     }
 }
 
-/// A connection of the host to this vsock port, non-blocking.
-fn accept(port: u32) -> File {
+/// A non-blocking listener on this vsock port.
+fn listen_on(port: u32) -> c_int {
     const AF_VSOCK: u16 = 40;
     const SOCK_STREAM: c_int = 1;
-    const ANY: u32 = u32::MAX;
     const SOCK_NONBLOCK: c_int = 0o4000;
+    const ANY: u32 = u32::MAX;
     let address = VsockAddress { family: AF_VSOCK, reserved: 0, port, cid: ANY, zero: [0; 4] };
     let check = |what, result: c_int| {
         if result < 0 {
@@ -130,11 +143,26 @@ fn accept(port: u32) -> File {
         result
     };
     unsafe {
-        let listener = check("socket", socket(AF_VSOCK.into(), SOCK_STREAM, 0));
+        let listener = check("socket", socket(AF_VSOCK.into(), SOCK_STREAM | SOCK_NONBLOCK, 0));
         check("bind", bind(listener, &address, size_of::<VsockAddress>() as u32));
         check("listen", listen(listener, 1));
-        let stream = accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), SOCK_NONBLOCK);
-        File::from_raw_fd(check("accept", stream))
+        listener
+    }
+}
+
+/// A connection of the host, non-blocking; `None` if there is none and that is not to be waited for.
+fn accept(listener: c_int, wait: bool) -> Option<File> {
+    const SOCK_NONBLOCK: c_int = 0o4000;
+    loop {
+        let stream = unsafe { accept4(listener, std::ptr::null_mut(), std::ptr::null_mut(), SOCK_NONBLOCK) };
+        if stream >= 0 {
+            return Some(unsafe { File::from_raw_fd(stream) });
+        }
+        if !wait {
+            return None;
+        }
+        let mut fds = Poll { fd: listener, events: 1, revents: 0 };
+        unsafe { poll(&mut fds, 1, -1) };
     }
 }
 
@@ -152,11 +180,12 @@ fn open_port(name: &str) -> File {
     panic!("there is no port for the agent");
 }
 
-/// Writes it all, waiting where the port is full.
+/// Writes it all, waiting where the port is full; gives up when the host has gone.
 fn send(port: &mut File, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match port.write(bytes) {
             Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
             Err(_) => {
                 let mut fds = Poll { fd: port.as_raw_fd(), events: 4, revents: 0 };
                 unsafe { poll(&mut fds, 1, 1000) };
@@ -192,6 +221,8 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
             while rest.len() < count {
                 match port.read(&mut buffer) {
                     Ok(read @ 1..) => rest.extend_from_slice(&buffer[..read]),
+                    Ok(0) => return,
+                    Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
                     _ => {
                         let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
                         unsafe { poll(&mut fds, 1, 1000) };
@@ -200,6 +231,17 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
             }
             let sum: u64 = rest.drain(..count).map(u64::from).sum();
             Ok(sum.to_string().into_bytes())
+        }
+        // What it keeps in memory, for as long as it lives.
+        "keep" => {
+            *KEPT.lock().unwrap() = argument.to_string();
+            Ok(Vec::new())
+        }
+        "kept" => Ok(KEPT.lock().unwrap().clone().into_bytes()),
+        // Nanoseconds of the monotonic clock since the first question for them.
+        "monotonic" => {
+            static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+            Ok(FIRST.get_or_init(Instant::now).elapsed().as_nanos().to_string().into_bytes())
         }
         // Streams without keeping or making anything, in writes and reads of 64 KiB: to measure the carrier.
         "source" => {
@@ -219,6 +261,8 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
             while taken < count {
                 match port.read(&mut buffer) {
                     Ok(read @ 1..) => taken += read,
+                    Ok(0) => return,
+                    Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
                     _ => {
                         let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
                         unsafe { poll(&mut fds, 1, 1000) };

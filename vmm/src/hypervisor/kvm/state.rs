@@ -30,7 +30,7 @@ use kvm_ioctls::VcpuFd;
 use super::vcpu::KvmVcpu;
 use super::{convert, failed, unsafe_xsave};
 use crate::hypervisor::HypervisorError;
-use crate::hypervisor::x86_64::{CpuidEntry, Msr, VcpuState, X86Vcpu, msr};
+use crate::hypervisor::x86_64::{CpuidEntry, Msr, Segment, SystemRegisters, VcpuState, X86Vcpu, msr};
 
 /// CPUID entries that are read back at most (`KVM_MAX_CPUID_ENTRIES`).
 const MAX_CPUID: usize = kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -40,7 +40,10 @@ pub(super) fn get(vcpu: &KvmVcpu) -> Result<VcpuState, HypervisorError> {
     let fd = &vcpu.fd;
     let mp_state = vcpu.mp_state()?;
     let registers = vcpu.registers()?;
-    let system = vcpu.system_registers()?;
+    let mut system = vcpu.system_registers()?;
+    if vcpu.vm.host.facts.is_pvm && registers.rip >> 63 == 1 && system.cs.dpl != 0 {
+        as_kernel(&mut system);
+    }
     let xsave = unsafe_xsave::get(&vcpu.vm.fd, fd)?;
     let xcrs = convert::xcrs(&fd.get_xcrs().map_err(failed("KVM_GET_XCRS"))?);
     let debug = (&fd.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?).into();
@@ -78,6 +81,18 @@ pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), Hyperviso
     vcpu.set_local_apic(&state.local_apic)?;
     set_saved_msrs(vcpu, &state.msrs)?;
     vcpu.fd.set_vcpu_events(&(&state.events).into()).map_err(failed("KVM_SET_VCPU_EVENTS"))
+}
+
+/// Makes the segments those of a guest that executes its kernel.
+///
+/// kvm_pvm runs a guest's kernel at CPL3, and gives the segments of user mode for one that was entered by a system call: it
+/// knows by itself which of the two it executes. Restored like that, it takes the kernel for user code, and the next interrupt
+/// finds a kernel without its stack and its own data. User code has no addresses in the upper half.
+fn as_kernel(system: &mut SystemRegisters) {
+    let flat = Segment { base: 0, limit: u32::MAX, present: 1, s: 1, g: 1, dpl: 0, ..Segment::default() };
+    // The selectors that SYSCALL loads (SDM volume 3, 5.8.8), as Linux has them: __KERNEL_CS, __KERNEL_DS.
+    system.cs = Segment { selector: 0x10, kind: 0xb, l: 1, ..flat };
+    system.ss = Segment { selector: 0x18, kind: 0x3, db: 1, ..flat };
 }
 
 /// Makes the time stamp counter run at the saved frequency.
@@ -164,7 +179,19 @@ pub(super) fn set_msrs(fd: &VcpuFd, msrs: &[Msr]) -> Result<(), HypervisorError>
 
 #[cfg(test)]
 mod tests {
-    use super::moved_deadline;
+    use super::{as_kernel, moved_deadline};
+    use crate::hypervisor::x86_64::{Segment, SystemRegisters};
+
+    #[test]
+    fn a_kernel_that_looks_like_user_code_gets_its_own_segments() {
+        let user = Segment { selector: 0xb3, dpl: 3, kind: 0xb, l: 1, ..Segment::default() };
+        let gs = Segment { base: 0xffff_8880_07a0_0000, ..Segment::default() };
+        let mut system = SystemRegisters { cs: user, ss: user, gs, cr3: 0x1000, ..Default::default() };
+        as_kernel(&mut system);
+        assert_eq!((system.cs.selector, system.cs.dpl, system.cs.l), (0x10, 0, 1));
+        assert_eq!((system.ss.selector, system.ss.dpl, system.ss.kind), (0x18, 0, 3));
+        assert_eq!((system.gs, system.cr3), (gs, 0x1000));
+    }
 
     #[test]
     fn a_deadline_keeps_its_distance() {

@@ -1,0 +1,54 @@
+//! What a snapshot keeps of a machine's devices.
+//!
+//! Saved and restored with the processors out of the guest and the devices' thread parked. A restored machine's devices are
+//! made with their state, before anything runs; [`Kept::resume`] then repeats what was on its way: interrupts that the guest has
+//! not acknowledged, and doorbells.
+
+use hayfork_devices::serial::SerialState;
+use hayfork_devices::virtio::block::BlockState;
+use hayfork_devices::virtio::console::ConsoleState;
+use hayfork_devices::virtio::transport::mmio::MmioState;
+use hayfork_devices::virtio::vsock::VsockState;
+use serde::{Deserialize, Serialize};
+
+use super::devices::Kept;
+use crate::hypervisor::HypervisorError;
+
+/// All devices of a machine at rest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DevicesState {
+    /// Transports, in the order of their addresses.
+    pub transports: Vec<MmioState>,
+    /// Streams.
+    pub vsock: VsockState,
+    /// The console.
+    pub console: ConsoleState,
+    /// The root image's disk, if there is one.
+    pub block: Option<BlockState>,
+    /// The serial port.
+    pub serial: SerialState,
+}
+
+impl Kept {
+    /// Waits until every raised interrupt is with the interrupt chip, whose state then holds it.
+    pub(super) fn flush(&self) -> Result<(), HypervisorError> {
+        self.lines.iter().try_for_each(|line| line.flush())
+    }
+
+    /// The devices' state.
+    pub(super) fn save(&self) -> DevicesState {
+        DevicesState {
+            transports: self.transports.iter().map(|transport| transport.save()).collect(),
+            vsock: self.vsock.device(|device| device.save()),
+            console: self.console.device(|device| device.save()),
+            block: self.block,
+            serial: self.serial.save(),
+        }
+    }
+
+    /// Lets restored devices go on.
+    pub(super) fn resume(&self) {
+        self.transports.iter().for_each(|transport| transport.resume());
+        self.serial.resume();
+    }
+}

@@ -1,0 +1,193 @@
+//! Keeping a running machine, and making others that go on where it stood.
+//!
+//! # At rest
+//! What is saved must hold everything: nothing may be on its way between two parts. So they come to rest in this order, and go
+//! on in the other:
+//!
+//! ```text
+//!  1  processors leave the guest, and finish the access that they were at     (vcpu: parked)
+//!  2  the devices' thread finishes what it is at, and waits                   (device_loop: parked)
+//!  3  interrupts that were raised arrive at the interrupt chip                (flush)
+//!  4  processors, interrupt chip, clock, devices, memory are read
+//! ```
+//! Doorbells that rang and were not answered, and interrupts that the guest has not acknowledged, are repeated after a restore.
+//!
+//! # Restoring
+//! Memory slots, interrupt chip, devices with their state, processors, doorbells, as for a new machine; then the state of the
+//! interrupt chip, the clock, and each processor on its own thread. The guest's monotonic time goes on where it stood: no time has
+//! passed for it. Its wall clock, randomness and name are the agent's to renew.
+//!
+//! # Streams
+//! None is carried over. A guest sees its vsock connections reset, and the agent is connected to anew, as at boot. That
+//! costs a round trip, and works whatever was on its way.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{DevicesState, Machine, Parts, prepare, vcpu_error};
+use crate::backend::BackendError;
+use crate::hypervisor::x86_64::{ClockState, InterruptChipState, VcpuState};
+use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vcpu, Vm};
+use crate::memory::{GuestRam, ImageError, MemoryImage};
+
+/// Version of [`MachineState`]. Another version is not read.
+pub const STATE_VERSION: u32 = 1;
+
+/// How long processors and devices may take to come to rest. Only a disk that does not answer takes longer than some
+/// milliseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Everything about a machine at rest but its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineState {
+    /// [`STATE_VERSION`] when it was saved.
+    pub version: u32,
+    /// Virtual CPUs, in order.
+    pub vcpus: Vec<VcpuState>,
+    /// Interrupt controllers.
+    pub interrupt_chip: InterruptChipState,
+    /// The clock.
+    pub clock: ClockState,
+    /// Devices.
+    pub devices: DevicesState,
+}
+
+/// A machine at rest, to make others of. Nobody can change it.
+#[derive(Clone, Debug)]
+pub struct Template {
+    pub(crate) state: Arc<MachineState>,
+    pub(crate) memory: Arc<MemoryImage>,
+    pub(crate) root: Option<Arc<File>>,
+    pub(crate) console_bytes: usize,
+    /// Pages that a clone writes to before it is of use, by guest address.
+    pub(crate) working_set: Vec<Range<u64>>,
+}
+
+impl Template {
+    /// The same, with these pages for each clone ahead, by guest address: those that one was seen to write.
+    #[must_use]
+    pub fn with_working_set(&self, working_set: Vec<Range<u64>>) -> Self {
+        Self { working_set, ..self.clone() }
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Arc<MemoryImage> {
+        &self.memory
+    }
+
+    /// Bytes that each clone gets ahead.
+    pub fn working_set_bytes(&self) -> u64 {
+        self.working_set.iter().map(|range| range.end - range.start).sum()
+    }
+}
+
+impl<V: Vm> Machine<V> {
+    /// Keeps the machine as it is now, and lets it go on.
+    ///
+    /// # Errors
+    /// The machine has ended or does not come to rest, or there is no memory for the copy. The machine goes on in each case in
+    /// which it can.
+    pub fn capture(&self) -> Result<Template, BackendError> {
+        let result = self.rest().and_then(|()| self.read());
+        // What has ended stays so, and says how.
+        let going = self.go();
+        let template = result?;
+        going?;
+        Ok(template)
+    }
+
+    /// Steps 1 to 3 of the [module](self).
+    fn rest(&self) -> Result<(), BackendError> {
+        self.vcpus.pause(PATIENCE).map_err(vcpu_error)?;
+        if !self.devices.park(PATIENCE) {
+            return Err(prepare(NotAtRest));
+        }
+        Ok(self.kept.flush()?)
+    }
+
+    fn read(&self) -> Result<Template, BackendError> {
+        let Some((vm, ram)) = &self.slow else { return Err(BackendError::Killed) };
+        let vcpus = self.vcpus.on_each(|_, vcpu| vcpu.state()).map_err(vcpu_error)?;
+        let state = MachineState {
+            version: STATE_VERSION,
+            vcpus: vcpus.into_iter().collect::<Result<_, HypervisorError>>()?,
+            interrupt_chip: vm.interrupt_chip_state()?,
+            clock: vm.clock()?,
+            devices: self.kept.save(),
+        };
+        Ok(Template {
+            state: Arc::new(state),
+            memory: Arc::new(ram.capture().map_err(memory)?),
+            root: self.root.clone(),
+            console_bytes: self.console_bytes,
+            working_set: Vec::new(),
+        })
+    }
+
+    /// Makes a machine that goes on where the one of `template` stood.
+    ///
+    /// # Errors
+    /// The state does not fit this host, or the host refuses something. Nothing is left behind.
+    pub fn resume_from<H>(hypervisor: &H, template: &Template) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V>,
+    {
+        let state = &template.state;
+        let count = u8::try_from(state.vcpus.len()).map_err(prepare)?;
+        if state.version != STATE_VERSION || count == 0 {
+            return Err(prepare(Foreign));
+        }
+        let ram = GuestRam::of_image(&template.memory).map_err(prepare)?;
+        ram.populate(&template.working_set);
+        let vm = Arc::new(hypervisor.create_vm()?);
+        for (slot, region) in (0u32..).zip(ram.regions()) {
+            vm.map_memory(slot, &MappedRegion::from_mmap(region))?;
+        }
+        vm.create_interrupt_chip()?;
+        let (root, console_bytes) = (template.root.clone(), template.console_bytes);
+        let parts = Parts { root, console_bytes, saved: Some(&state.devices) };
+        let machine = Self::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
+        vm.set_interrupt_chip_state(&state.interrupt_chip)?;
+        vm.set_clock(&state.clock)?;
+        let state = Arc::clone(&template.state);
+        let set = machine.vcpus.on_each(move |index, vcpu| {
+            vcpu.set_state(&state.vcpus[usize::from(index)])?;
+            // A guest without the clock that this is told by has no watchdog that it would calm.
+            let _ = vcpu.tell_paused();
+            Ok(())
+        });
+        set.map_err(vcpu_error)?.into_iter().collect::<Result<(), HypervisorError>>()?;
+        machine.kept.resume();
+        machine.go()?;
+        Ok(machine)
+    }
+
+    /// Guest addresses of pages that the guest has written since it was made, in whole pages; those less than `gap` pages apart
+    /// come as one.
+    ///
+    /// # Errors
+    /// The machine has been taken apart, or the kernel does not say.
+    pub fn written(&self, gap: u64) -> Result<Vec<Range<u64>>, BackendError> {
+        let (_, ram) = self.slow.as_ref().ok_or(BackendError::Killed)?;
+        ram.written(gap).map_err(memory)
+    }
+}
+
+fn memory(error: ImageError) -> BackendError {
+    let ImageError::Io { what, source } = error;
+    BackendError::Spawn { what, source }
+}
+
+/// The devices' thread is held up.
+#[derive(Debug, thiserror::Error)]
+#[error("the virtual machine's devices do not come to rest within {} s", PATIENCE.as_secs())]
+struct NotAtRest;
+
+/// Not a state of this version.
+#[derive(Debug, thiserror::Error)]
+#[error("the saved machine is of another version of hayfork")]
+struct Foreign;
