@@ -46,6 +46,12 @@ pub const MAX_PATH: usize = 4095;
 /// Longest component of a path, in bytes (`NAME_MAX`).
 pub const MAX_NAME: usize = 255;
 
+/// Longest hostname, in bytes (Linux's `__NEW_UTS_LEN`).
+pub const MAX_HOSTNAME: usize = 64;
+
+/// Longest label of a hostname, in bytes (RFC 1035).
+pub const MAX_HOSTNAME_LABEL: usize = 63;
+
 /// Largest file of one transfer, in bytes.
 pub const MAX_FILE: u64 = 16 * 1024 * 1024 * 1024;
 

@@ -11,7 +11,7 @@
 //! | `ReadFile` | credit | `File`, file data, its end, `Done` |
 //! | `List` | | `Entries` (several), `Done` |
 //! | `Stat` | | `File` |
-//! | `MakeDir`, `Remove`, `Rename`, `CloseContext`, `Shutdown` | | `Done` |
+//! | `MakeDir`, `Remove`, `Rename`, `CloseContext`, `Shutdown`, `Renew` | | `Done` |
 //! | `IdleOutput` | credit | output data, `Omitted`, `Done` |
 //! | `Stats` | | `Stats` |
 //!
@@ -129,6 +129,29 @@ pub struct Command {
     pub stderr: OutputLimit,
 }
 
+/// What makes a guest that was restored from a snapshot different from every other one that was.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Renew {
+    /// Random bytes that no other guest has had; not all zero.
+    pub seed: [u8; 32],
+    /// The machine's identity, machine-id(5); not all zero.
+    pub machine_id: [u8; 16],
+    /// The machine's name, hostname(7): labels of letters, digits and inner hyphens, with dots between them, at most
+    /// [`crate::limits::MAX_HOSTNAME`] bytes.
+    pub hostname: String,
+}
+
+impl std::fmt::Debug for Renew {
+    /// Without the seed, which belongs into no log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { seed: _, machine_id, hostname } = self;
+        f.debug_struct("Renew")
+            .field("machine_id", machine_id)
+            .field("hostname", hostname)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Begins a stream. Paths are relative to the home folder unless absolute, and at most
 /// [`crate::limits::MAX_PATH`] bytes long.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +213,9 @@ pub enum Request {
     Stats,
     /// Ends the guest.
     Shutdown,
+    /// Gives the guest randomness and an identity of its own. `Done` means that the kernel's generator and the
+    /// interpreter of every idle context are renewed; one that runs code is renewed before its next execution.
+    Renew(Renew),
 }
 
 /// What the host says on a stream that already runs.

@@ -32,6 +32,38 @@ fn requests_and_events_round_trip() {
     assert_eq!(postcard::from_bytes::<Event>(&bytes).unwrap(), event);
 }
 
+fn renew(hostname: &str) -> Renew {
+    Renew { seed: [7; 32], machine_id: [1; 16], hostname: hostname.into() }
+}
+
+#[test]
+fn a_renewal_round_trips_and_keeps_its_seed_to_itself() {
+    let request = Request::Renew(renew("sandbox-1"));
+    let bytes = postcard::to_allocvec(&request).unwrap();
+    assert_eq!(postcard::from_bytes::<Request>(&bytes).unwrap(), request);
+    // Appended to the enumeration: what stood before it keeps its number.
+    assert_eq!((bytes[0], postcard::to_allocvec(&Request::Shutdown).unwrap()), (13, vec![12]));
+    let shown = format!("{request:?}");
+    assert!(shown.contains("sandbox-1") && !shown.contains('7'), "{shown}");
+}
+
+#[test]
+fn renewals_are_checked() {
+    for name in ["a", "Sandbox-1", "a.b-c.9", &"x".repeat(63)] {
+        assert!(Request::Renew(renew(name)).validate().is_ok(), "{name:?}");
+    }
+    let long = format!("{}.{}", "x".repeat(63), "y");
+    for name in ["", "-a", "a-", "a..b", ".a", "a.", "a b", "a_b", "ä", "a\0", "a\n", &"x".repeat(64), &long] {
+        let failure = Request::Renew(renew(name)).validate().unwrap_err();
+        assert_eq!(failure.code, FailureCode::BadRequest, "{name:?}");
+        assert!(failure.message.len() < 400);
+    }
+    let blank = [Renew { seed: [0; 32], ..renew("a") }, Renew { machine_id: [0; 16], ..renew("a") }];
+    for renew in blank {
+        assert!(Request::Renew(renew).validate().is_err());
+    }
+}
+
 #[test]
 fn code_is_checked() {
     for blank in ["", " \n\t", "\u{feff}", "\u{feff}\n"] {

@@ -2,7 +2,7 @@
 //! entries. The host checks for the sake of a clear error; the guest checks because it must not rely
 //! on the host's having done so.
 
-use super::{Failure, FailureCode, Request};
+use super::{Failure, FailureCode, Renew, Request};
 use crate::limits;
 
 impl Request {
@@ -35,6 +35,7 @@ impl Request {
             | Self::MakeDir { path }
             | Self::Remove { path } => validate_path(path),
             Self::Rename { from, to } => validate_path(from).and_then(|()| validate_path(to)),
+            Self::Renew(renew) => validate_renew(renew),
             Self::IdleOutput { .. } | Self::CloseContext { .. } | Self::Stats | Self::Shutdown => Ok(()),
         }
     }
@@ -88,6 +89,31 @@ pub fn validate_path(path: &str) -> Result<(), Failure> {
             name.len(),
             limits::MAX_NAME
         ));
+    }
+    Ok(())
+}
+
+/// Checks a renewal: nothing that a host forgot to fill in, and a hostname that every program understands.
+///
+/// # Errors
+/// A [`Failure`] that says which rule was broken.
+fn validate_renew(renew: &Renew) -> Result<(), Failure> {
+    if renew.seed == [0; 32] || renew.machine_id == [0; 16] {
+        return Err(bad_request("the seed and the machine id of a renewal must not be all zero"));
+    }
+    let is_label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= limits::MAX_HOSTNAME_LABEL
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    if renew.hostname.len() > limits::MAX_HOSTNAME || !renew.hostname.split('.').all(is_label) {
+        return Err(bad_request(format!(
+            "{:?} is no hostname: use labels of letters, digits and inner hyphens, at most {} bytes in all",
+            renew.hostname.chars().take(limits::MAX_HOSTNAME).collect::<String>(),
+            limits::MAX_HOSTNAME
+        )));
     }
     Ok(())
 }

@@ -96,7 +96,8 @@ impl Ledger {
             | Request::Remove { .. }
             | Request::Rename { .. }
             | Request::CloseContext { .. }
-            | Request::Shutdown => {}
+            | Request::Shutdown
+            | Request::Renew(_) => {}
         }
         ledger
     }
