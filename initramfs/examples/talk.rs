@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant, SystemTime};
 
 use hayfork_protocol::handshake::HostPreamble;
-use hayfork_protocol::message::{Command, Control, Execute, Keep, Language, OutputLimit, User};
+use hayfork_protocol::message::{Command, Control, Execute, Keep, Language, OutputLimit, Renew, User};
 use hayfork_protocol::{Channel, Event, GuestHello, HostHello, Incoming, Mux, Request, Role};
 
 type Failure = Box<dyn std::error::Error>;
@@ -282,6 +282,11 @@ fn main() -> Result<(), Failure> {
             "close" => Request::CloseContext { context: value.parse()? },
             "stats" => Request::Stats,
             "shutdown" => Request::Shutdown,
+            "renew" => Request::Renew(Renew {
+                seed: *blake3::hash(value.as_bytes()).as_bytes(),
+                machine_id: [1; 16],
+                hostname: owned(),
+            }),
             "put" => {
                 let (path, bytes) = value.rsplit_once(':').ok_or("put:PATH:BYTES")?;
                 let bytes: u64 = bytes.parse()?;

@@ -28,6 +28,7 @@ use crate::exec::stop::Reason;
 use crate::files::pool::Pool;
 use crate::io::Outlet;
 use crate::poller::{Ready, Token};
+use crate::renew::Renewals;
 use crate::session::{Session, SessionEvent};
 use crate::sys::signals;
 use crate::world::{World, with_scratch};
@@ -66,6 +67,7 @@ pub struct Agent {
     contexts: BTreeMap<u32, Context>,
     commands: BTreeMap<u32, Command>,
     pool: Pool,
+    renewals: Renewals,
     linger: Option<Duration>,
     alone_since: Option<Instant>,
     sweep_at: Option<Instant>,
@@ -96,6 +98,7 @@ impl Agent {
             contexts: BTreeMap::new(),
             commands: BTreeMap::new(),
             pool,
+            renewals: Renewals::default(),
             linger,
             alone_since: Some(Instant::now()),
             sweep_at: None,
@@ -258,6 +261,7 @@ impl Agent {
             command.abandon();
         }
         self.pool.abandon();
+        self.renewals.abandon();
     }
 
     fn begin(&mut self, stream: StreamId, request: Request) {
@@ -294,6 +298,12 @@ impl Agent {
             Request::Shutdown => {
                 self.end = Some(End::Shutdown);
                 self.answer(stream, &Event::Done { bytes: 0 });
+            }
+            Request::Renew(renew) => {
+                let Self { renewals, world, contexts, .. } = self;
+                if let Err(error) = renewals.begin(stream, &renew, world.walls.as_ref(), contexts) {
+                    self.refuse(stream, &Failure { code: FailureCode::Io, message: error.to_string() });
+                }
             }
             request => self.pool.begin(stream, request),
         }
@@ -395,14 +405,14 @@ impl Agent {
             command.stop(Reason::Cancelled);
         } else if self.pool.has_stream(stream) {
             self.pool.reset(stream, self.session.mux());
-        } else {
+        } else if !self.renewals.reset(stream, self.session.mux()) {
             Outlet::new(self.session.mux(), Some(stream)).close();
         }
     }
 
     /// Moves every operation on. True if there is more to do at once.
     fn pump(&mut self) -> bool {
-        let Self { world, session, contexts, commands, pool, .. } = self;
+        let Self { world, session, contexts, commands, pool, renewals, .. } = self;
         let mut mux: Option<&mut Mux> = session.mux();
         let busy = with_scratch(world, |world, buffer| {
             let mut busy = false;
@@ -412,7 +422,9 @@ impl Agent {
             for command in commands.values_mut() {
                 busy |= command.pump(mux.as_deref_mut(), buffer);
             }
-            busy | pool.pump(world, mux, buffer)
+            busy |= pool.pump(world, mux.as_deref_mut(), buffer);
+            renewals.pump(contexts, mux);
+            busy
         });
         contexts.retain(|_, context| !context.is_closed());
         commands.retain(|_, command| !command.is_gone());
@@ -431,7 +443,8 @@ impl Agent {
         let contexts = self.contexts.values().filter_map(Context::deadline);
         let commands = self.commands.values().filter_map(Command::deadline);
         let linger = self.alone_since.zip(self.linger).map(|(since, linger)| since + linger);
-        contexts.chain(commands).chain(linger).chain(self.sweep_at).chain(self.session.deadline()).min()
+        let own = [self.sweep_at, self.session.deadline(), self.renewals.deadline()];
+        contexts.chain(commands).chain(linger).chain(own.into_iter().flatten()).min()
     }
 
     fn on_time(&mut self, now: Instant) {

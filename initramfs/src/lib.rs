@@ -18,6 +18,7 @@ pub mod log;
 pub mod panic;
 pub mod poller;
 pub mod procfs;
+pub mod renew;
 pub mod session;
 pub mod spawn;
 pub mod sys;

@@ -21,6 +21,7 @@ The environment variable `HAYFORK_DRIVER_PYTHON` (`_JAVASCRIPT`, `_SHELL`) names
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import select
@@ -223,6 +224,7 @@ class Driver:
         self.executions: list[Execution] = []
         self.retired: list[int] = []
         self.ready = False
+        self.renewals = 0
         self.start_seconds = 0.0
 
     # Setting up ------------------------------------------------------------------------------------------------
@@ -281,6 +283,7 @@ class Driver:
         self.idle_out = Stream(self.make_fifo(self.dir / "idle.out", 0o200))
         self.idle_err = Stream(self.make_fifo(self.dir / "idle.err", 0o200))
         self.ready = False
+        self.renewals = 0  # lines to renew that are not answered
         self.events_seen = 0
         began = time.monotonic()
         with (
@@ -408,6 +411,13 @@ class Driver:
         assert result.died, "the driver said `done` instead of ending"
         return result
 
+    def renew(self, seed: int | str, *, wait: bool = True, timeout: float = DEADLINE) -> None:
+        """Has the driver renew its random numbers, from a seed that is made of `seed`."""
+        self.renewals += 1
+        os.write(self.control, f"renew {hashlib.sha256(str(seed).encode()).hexdigest()}\n".encode())
+        if wait:
+            self.pump(lambda: self.renewals == 0, timeout, "the driver to be renewed")
+
     def interrupt(self) -> None:
         """What the agent does for an interrupt: a file for the execution, then SIGINT to the driver's process group."""
         if self.executions and self.executions[-1].result is None:
@@ -471,11 +481,18 @@ class Driver:
                 running.close(128 - ended if ended < 0 else ended, died=True)
 
     def take_event(self, line: bytes, running: Execution | None) -> None:
-        """One line from the driver; anything but `ready` once and `<token> done <code>` fails the test."""
+        """One line from the driver.
+
+        Anything but `ready` once, `renewed` when asked for and `<token> done <code>` fails the test.
+        """
         assert len(line) < LONGEST_EVENT
         if line == b"ready":
             assert not self.ready, "a second ready"
             self.ready = True
+            return
+        if line == b"renewed":
+            assert self.renewals > 0, "renewed without a reason"
+            self.renewals -= 1
             return
         assert running is not None, f"event {line!r} while nothing runs"
         assert running.result is None, f"event {line!r} after the end"

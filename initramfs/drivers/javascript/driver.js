@@ -23,6 +23,7 @@ const vm = require("node:vm");
 const { createRequire } = require("node:module");
 const { isNativeError } = require("node:util/types");
 const { dlopen } = require("bun:ffi");
+const { setRandomSeed } = require("bun:jsc");
 const user = require("./user.js");
 
 const dir = process.argv[2];
@@ -36,6 +37,7 @@ const { symbols: libc } = dlopen("libc.so.6", {
   kill: { args: ["int", "int"], returns: "int" },
   poll: { args: ["ptr", "u64", "int"], returns: "int" },
   fcntl: { args: ["int", "int", "int"], returns: "int" },
+  memset: { args: ["ptr", "int", "u64"], returns: "ptr" },
 });
 
 // The names of the pristine global object: declaring one of them must not change what libraries find there.
@@ -83,6 +85,7 @@ const runtime = {
   kill: libc.kill,
   poll: libc.poll,
   fcntl: libc.fcntl,
+  memset: libc.memset,
   openSync: fs.openSync,
   closeSync: fs.closeSync,
   writeSync: fs.writeSync,
@@ -104,6 +107,11 @@ const runtime = {
   promiseResolve: Promise.resolve.bind(Promise),
   setImmediate,
   now: performance.now.bind(performance),
+
+  random: Math.random,
+  setRandomSeed,
+  randomUUID: crypto.randomUUID.bind(crypto),
+  getRandomValues: crypto.getRandomValues.bind(crypto),
 
   Script: vm.Script,
   runInThisContext: vm.Script.prototype.runInThisContext,

@@ -219,9 +219,18 @@ __hayfork_next() {
         builtin printf 'ready\n' >"${__hayfork[0]}/events"
     fi
 
-    __hayfork_text=
-    until builtin read -r __hayfork_text <"${__hayfork[0]}/control"; do
-        (($? > 128)) || builtin exit # neither a timeout nor a signal: the agent is gone
+    while
+        __hayfork_text=
+        until builtin read -r __hayfork_text <"${__hayfork[0]}/control"; do
+            (($? > 128)) || builtin exit # neither a timeout nor a signal: the agent is gone
+        done
+        [[ $__hayfork_text == renew\ * ]]
+    do
+        # In its special meaning, which `unset` ends, RANDOM never gives a number twice in a row.
+        if [[ $RANDOM != "$RANDOM" && ${RANDOM@a} != *r* ]]; then
+            RANDOM=$((0x${__hayfork_text:6:8}))
+        fi
+        builtin printf 'renewed\n' >"${__hayfork[0]}/events"
     done
     __hayfork_text=${__hayfork_text#exec }
     __hayfork_id=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }

@@ -23,6 +23,7 @@
 //! | `/sys` | read-only |
 //! | `/dev` | tmpfs with nine nodes and links, read-only; `/dev/pts` |
 //! | `/usr/lib/hayfork` | the language drivers, read-only |
+//! | `/etc/machine-id`, `hostname`, `hosts` | files of `/run`, read-only |
 //!
 //! The initramfs is detached from the namespace after `pivot_root`, so nothing leads there.
 
@@ -42,6 +43,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use super::budget::Budget;
 use super::mounts::folder;
 use crate::error::{During, OsError, Result};
+use crate::renew::{FILES, FOLDER};
 use crate::spawn::{GID, UID};
 use crate::sys::fork;
 
@@ -139,7 +141,7 @@ fn make_mounts(device: &str, budget: &Budget) -> Result<()> {
     mount("sysfs", at("sys"), "sysfs", closed | MountFlags::RDONLY, None).during("mount /sys")?;
     devices()?;
     bind_read_only("/drivers", &at("usr/lib/hayfork"), MountFlags::NOSUID | MountFlags::NODEV)?;
-    machine_id()?;
+    identity()?;
     chdir(NEW).during("enter the user's root")?;
     pivot_root(".", ".").during("pivot to the user's root")?;
     // The old root is mounted over the new one now; this takes it away.
@@ -244,18 +246,27 @@ fn devices() -> Result<()> {
     mount_remount(at("dev"), MountFlags::BIND | MountFlags::RDONLY | flags, c"").during("make /dev read-only")
 }
 
-/// Gives the machine an identity of its own, if the image has a place for one.
-fn machine_id() -> Result<()> {
-    let place = at("etc/machine-id");
-    if rustix::fs::stat(&place).is_err() {
-        return Ok(());
+/// Gives the machine an identity of its own, as far as the image has places for one: files of `/run`, bound to those of
+/// `/etc`, where [`crate::renew`] changes them.
+fn identity() -> Result<()> {
+    for name in FILES {
+        let place = at(&format!("etc/{name}"));
+        let text = match std::fs::read(&place) {
+            Ok(_) if name == "machine-id" => {
+                let id =
+                    std::fs::read_to_string("/proc/sys/kernel/random/uuid").during("make a machine id")?;
+                id.replace('-', "").into_bytes()
+            }
+            Ok(text) => text,
+            Err(_) => continue,
+        };
+        let source = at(&format!("{FOLDER}/{name}"));
+        std::fs::write(&source, text).during_with(|| format!("write {source}"))?;
+        let file = open(&source, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .during_with(|| format!("open {source}"))?;
+        rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(0o444))
+            .during_with(|| format!("set the mode of {source}"))?;
+        bind_read_only(&source, &place, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)?;
     }
-    let mut id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").during("make a machine id")?;
-    id.retain(|c| c != '-');
-    let source = at("run/machine-id");
-    std::fs::write(&source, id).during("write the machine id")?;
-    let source_fd =
-        open(&source, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).during("open the machine id")?;
-    rustix::fs::fchmod(source_fd.as_fd(), Mode::from_raw_mode(0o444)).during("set the machine id's mode")?;
-    bind_read_only(&source, &place, MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC)
+    Ok(())
 }

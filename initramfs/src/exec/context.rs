@@ -21,6 +21,7 @@ use super::events::{DriverEvent, Lines};
 use super::execution::{Execution, State, micros};
 use super::idle::IdleOutput;
 use super::stop::Reason;
+use crate::error::Result;
 use crate::io::{Got, Outlet, Source};
 use crate::poller::Part;
 use crate::world::World;
@@ -62,6 +63,8 @@ pub struct Context {
     background: VecDeque<(Source, bool)>,
     /// The interpreter ended while nothing ran.
     lost: bool,
+    /// The driver has to renew its random numbers before the next execution.
+    renew_due: bool,
     /// Why the driver's program could not be started.
     start_error: Option<String>,
     /// The folder of a driver that ended, while its last execution still has one in it.
@@ -88,6 +91,7 @@ impl Context {
             idle_requests: VecDeque::new(),
             background: VecDeque::new(),
             lost: false,
+            renew_due: false,
             start_error: None,
             old_folder: None,
             next_id: 1,
@@ -137,6 +141,35 @@ impl Context {
     /// Answers with what was printed while nothing ran.
     pub fn take_idle_output(&mut self, stream: StreamId) {
         self.idle_requests.push_back(IdleRequest { stream, sent: 0 });
+    }
+
+    /// The driver, if there is one, has to renew its random numbers: at once if it is idle, else before its next execution.
+    /// True if it is worth waiting for.
+    ///
+    /// # Errors
+    /// The driver could not be told.
+    pub fn renew(&mut self) -> Result<bool> {
+        self.renew_due = self.driver.is_some();
+        self.tell_to_renew()?;
+        Ok(self.is_renewing())
+    }
+
+    /// Whether its driver was told to renew and has not said that it has.
+    pub fn is_renewing(&self) -> bool {
+        self.driver.as_ref().is_some_and(Driver::is_renewing)
+    }
+
+    /// Tells the driver if that is due. While code runs nothing may stand on the control line: a runtime that reads ahead
+    /// would lose it.
+    fn tell_to_renew(&mut self) -> Result<()> {
+        if let Some(driver) = &mut self.driver
+            && self.renew_due
+            && self.running.is_none()
+            && driver.is_ready()
+        {
+            self.renew_due = !driver.renew()?;
+        }
+        Ok(())
     }
 
     /// The execution on that stream, if it runs.
@@ -345,16 +378,19 @@ impl Context {
         let Some(driver) = &mut self.driver else { return false };
         let token = self.running.as_ref().map(|execution| execution.token.as_str());
         let Got::Bytes(n) = driver.events.read(buffer) else { return false };
-        match self.lines.push(&buffer[..n], token) {
-            Some(DriverEvent::Ready) if !driver.is_ready() => {
-                driver.ready_after = Some(driver.started.elapsed());
-            }
-            Some(DriverEvent::Done(code)) => {
-                if let Some(execution) = &mut self.running {
-                    execution.done(code, driver);
+        for event in self.lines.push(&buffer[..n], token) {
+            match event {
+                DriverEvent::Ready if !driver.is_ready() => {
+                    driver.ready_after = Some(driver.started.elapsed());
+                }
+                DriverEvent::Ready => {}
+                DriverEvent::Renewed => driver.renewed(),
+                DriverEvent::Done(code) => {
+                    if let Some(execution) = &mut self.running {
+                        execution.done(code, driver);
+                    }
                 }
             }
-            _ => {}
         }
         true
     }
@@ -400,6 +436,9 @@ impl Context {
     fn advance(&mut self, world: &mut World, mux: Option<&mut Mux>) {
         if self.running.is_some() || self.closing {
             return;
+        }
+        if let Err(error) = self.tell_to_renew() {
+            crate::warning!("{error}");
         }
         if self.waiting.is_empty() {
             return;
@@ -467,6 +506,7 @@ impl Context {
         self.collect_idle(buffer);
         self.check_start();
         let Some(driver) = self.driver.take() else { return };
+        self.renew_due = false; // a new one begins with new random numbers
         let oom = driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count);
         if let Some(cgroup) = driver.cgroup {
             world.graveyard.bury(cgroup);

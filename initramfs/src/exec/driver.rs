@@ -19,6 +19,10 @@ use crate::world::World;
 /// is its own affair, and a translated guest on a busy machine takes a hundred times as long as usual.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Lines to renew that may wait in the FIFO, so that there is always room for that of an execution, and a driver gets all of
+/// them in one read.
+const MAX_RENEWING: u8 = 8;
+
 /// A driver that was started.
 #[derive(Debug)]
 pub struct Driver {
@@ -38,6 +42,8 @@ pub struct Driver {
     report: Option<Source>,
     /// When it was started.
     pub started: Instant,
+    /// Lines that told it to renew and that it has not answered.
+    renewing: u8,
     /// How long it took to be ready; `None` until it is.
     pub ready_after: Option<Duration>,
 }
@@ -90,6 +96,7 @@ impl Driver {
             folder,
             report: Some(report),
             started,
+            renewing: 0,
             ready_after: None,
         })
     }
@@ -131,6 +138,30 @@ impl Driver {
                 Err(error)
             }
         }
+    }
+
+    /// Tells it to renew its random numbers. False if it has not answered enough earlier lines.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn renew(&mut self) -> Result<bool> {
+        if self.renewing >= MAX_RENEWING {
+            return Ok(false);
+        }
+        let line = crate::renew::line()?;
+        rustix::io::write(&self.folder.control, line.as_bytes()).during("write the control line")?;
+        self.renewing += 1;
+        Ok(true)
+    }
+
+    /// It said that it has.
+    pub fn renewed(&mut self) {
+        self.renewing = self.renewing.saturating_sub(1);
+    }
+
+    /// Whether an answer is missing.
+    pub fn is_renewing(&self) -> bool {
+        self.renewing > 0
     }
 
     /// Whether it takes work.

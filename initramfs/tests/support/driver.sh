@@ -1,5 +1,6 @@
 # A driver for tests: keeps the contract in the simplest way and runs the code as bash. What it adds, for hostile tests:
-# the code can use $TOKEN, $FOLDER (E) and $D, as user code that read the driver's memory could.
+# the code can use $TOKEN, $FOLDER (E) and $D, as user code that read the driver's memory could. $SEEDS are the seeds of all
+# renewals. With a file $D/../../deaf it does not answer to one.
 D=$1
 
 # The code runs in a function, because a handler's `return` ends that at any point: also between two commands, where a
@@ -10,6 +11,11 @@ trap '' INT
 echo ready > "$D/events"
 while true; do
   read -r word ID TOKEN stdin last name < "$D/control" || continue
+  if [ "$word" = renew ]; then
+    SEEDS="$SEEDS $ID"
+    [ -e "$D/../../deaf" ] || echo renewed > "$D/events"
+    continue
+  fi
   [ "$word" = exec ] || continue
   FOLDER="$D/$ID"
   exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null

@@ -53,7 +53,8 @@ fn renewals_are_checked() {
         assert!(Request::Renew(renew(name)).validate().is_ok(), "{name:?}");
     }
     let long = format!("{}.{}", "x".repeat(63), "y");
-    for name in ["", "-a", "a-", "a..b", ".a", "a.", "a b", "a_b", "ä", "a\0", "a\n", &"x".repeat(64), &long] {
+    for name in ["", "-a", "a-", "a..b", ".a", "a.", "a b", "a_b", "ä", "a\0", "a\n", &"x".repeat(64), &long]
+    {
         let failure = Request::Renew(renew(name)).validate().unwrap_err();
         assert_eq!(failure.code, FailureCode::BadRequest, "{name:?}");
         assert!(failure.message.len() < 400);

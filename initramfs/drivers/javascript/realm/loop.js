@@ -2,21 +2,29 @@
  * The driver's loop: waits for the agent's next line, has it executed, waits again.
  *
  * Waiting is a read of D/control that the event loop watches (epoll, no polling), so timers, servers and promises of user
- * code go on between executions and an idle driver uses no CPU. The descriptor is closed before user code runs.
+ * code go on between executions and an idle driver uses no CPU. The descriptor is closed before user code runs. The agent
+ * writes nothing behind the line of an execution until that is done, so nothing is lost by closing; between lines to renew
+ * the descriptor stays open.
  */
 
 "use strict";
 
 const { makeDescriptors } = require("./descriptors.js");
 const { makeExecutor } = require("./execution.js");
+const { makeRenewer } = require("./renew.js");
 
 const BROKEN = 70;
 
 exports.start = function (runtime, user) {
   const descriptors = makeDescriptors(runtime);
   const executor = makeExecutor(runtime, user, descriptors, wait);
-  descriptors.send(`${runtime.dir}/events`, [runtime.encode("ready\n")]);
+  const renew = makeRenewer(runtime);
+  tell("ready");
   wait();
+
+  function tell(line) {
+    descriptors.send(`${runtime.dir}/events`, [runtime.encode(`${line}\n`)]);
+  }
 
   function wait() {
     guard(() => {
@@ -33,7 +41,7 @@ exports.start = function (runtime, user) {
         // The agent holds the FIFO open: its end means that the agent is gone.
         if (done) runtime.reallyExit(0);
         if (!ArrayBuffer.isView(value)) throw new Error("reading D/control gave no bytes");
-        const text = before + runtime.decode(value);
+        const text = renewIfAsked(before + runtime.decode(value));
         if (!text.endsWith("\n")) {
           read(reader, text);
           return;
@@ -43,6 +51,19 @@ exports.start = function (runtime, user) {
       }),
       broken,
     ]);
+  }
+
+  /** Carries out the lines to renew that `text` begins with, and returns the rest. */
+  function renewIfAsked(text) {
+    for (let line; (line = /^renew ([0-9a-f]{64})\n/.exec(text)); text = text.slice(line[0].length)) {
+      try {
+        renew(line[1]);
+      } catch {
+        // Something of the runtime that is not as it was: the process is as good as before.
+      }
+      tell("renewed");
+    }
+    return text;
   }
 
   /** Without a working loop the process is of no use: it ends, and the agent starts a fresh one. */

@@ -2,6 +2,7 @@
 
     idle ──"exec ID TOKEN STDIN 0 NAME"──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
          ──"exec ID TOKEN STDIN 1 NAME"──▶ attach ──▶ user code ──▶ report ──▶ the interpreter's own end
+         ──"renew SEED"──▶ fresh random numbers ──"renewed"──▶ idle
 
 All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the
 wait for work; see `guard`. Files and FIFOs are opened by path when they are wanted and closed at once, and whatever
@@ -97,14 +98,45 @@ def wait(folder: str) -> tuple[str, str, bool, bool, str]:
     known. So the line is read into an empty buffer, and the buffer says whether it has come.
     """
     border.incoming = line = bytearray(LONGEST_LINE)
-    while not line[0]:
-        error = idle(lambda: listen(folder, line))
-        if error is not None and not line[0]:
-            if isinstance(error, FileNotFoundError):
-                leave_if_gone(folder)
-            call_user(complain, error)
-    _, number, token, with_stdin, last, filename = line[: line.index(b"\n")].decode().split(" ", 5)
+    renewed = False
+    while True:
+        while not line[0]:
+            error = idle(lambda: listen(folder, line))
+            if error is not None and not line[0]:
+                if isinstance(error, FileNotFoundError):
+                    leave_if_gone(folder)
+                call_user(complain, error)
+        end = line.index(b"\n")
+        if line[:6] != b"renew ":
+            break
+        renewed = True
+        seed = line[6:end].decode()
+        # The next line may have come with it. A bytearray that shrank would not take the longest one.
+        line[:] = line[end + 1 :] + bytearray(end + 1)
+        call_user(renew, seed)
+        tell(folder, "renewed\n")
+        if not line[0]:
+            border.noted = False
+    _, number, token, with_stdin, last, filename = line[:end].decode().split(" ", 5)
+    if renewed and exists(f"{folder}/{number}/interrupted"):
+        border.noted = True  # the signal may have come before the line was read
     return number, token, with_stdin == "1", last == "1", filename
+
+
+def renew(seed: str) -> None:
+    """Loads what is needed only then."""
+    from .renew import renew as fresh
+
+    fresh(bytes.fromhex(seed))
+
+
+def exists(path: str) -> bool:
+    """Whether there is such a file."""
+    try:
+        stat(path)
+        return True
+    except OSError:
+        return False
 
 
 def listen(folder: str, line: bytearray) -> None:
@@ -137,9 +169,7 @@ def listen(folder: str, line: bytearray) -> None:
 
 def leave_if_gone(folder: str) -> None:
     """Ends the driver if the agent has taken its folder away."""
-    try:
-        stat(folder + "/control")
-    except OSError:
+    if not exists(folder + "/control"):
         _exit(0)
 
 

@@ -2,15 +2,17 @@ use super::*;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
-fn all(bytes: &[u8]) -> Option<DriverEvent> {
+fn all(bytes: &[u8]) -> Vec<DriverEvent> {
     Lines::default().push(bytes, Some(TOKEN))
 }
 
 #[test]
-fn understands_ready_and_done() {
-    assert_eq!(all(b"ready\n"), Some(DriverEvent::Ready));
+fn understands_each_line_and_keeps_their_order() {
+    assert_eq!(all(b"ready\n"), [DriverEvent::Ready]);
+    let both = format!("renewed\nnothing\n{TOKEN} done 7\n");
+    assert_eq!(all(both.as_bytes()), [DriverEvent::Renewed, DriverEvent::Done(7)]);
     for code in [0, 1, 42, 255] {
-        assert_eq!(all(format!("{TOKEN} done {code}\n").as_bytes()), Some(DriverEvent::Done(code)));
+        assert_eq!(all(format!("{TOKEN} done {code}\n").as_bytes()), [DriverEvent::Done(code)]);
     }
 }
 
@@ -19,22 +21,22 @@ fn a_line_may_come_in_pieces() {
     let mut lines = Lines::default();
     let line = format!("{TOKEN} done 7\n");
     for byte in &line.as_bytes()[..line.len() - 1] {
-        assert_eq!(lines.push(&[*byte], Some(TOKEN)), None);
+        assert_eq!(lines.push(&[*byte], Some(TOKEN)), []);
     }
-    assert_eq!(lines.push(b"\n", Some(TOKEN)), Some(DriverEvent::Done(7)));
+    assert_eq!(lines.push(b"\n", Some(TOKEN)), [DriverEvent::Done(7)]);
 }
 
 #[test]
 fn garbage_in_front_does_no_harm() {
     let mut flood = vec![b'x'; 100_000];
     flood.extend(format!("{TOKEN} done 3\n").bytes());
-    assert_eq!(all(&flood), Some(DriverEvent::Done(3)));
+    assert_eq!(all(&flood), [DriverEvent::Done(3)]);
     let mut lines = Lines::default();
     for _ in 0..1000 {
-        assert_eq!(lines.push(&[0xff; 999], Some(TOKEN)), None);
+        assert_eq!(lines.push(&[0xff; 999], Some(TOKEN)), []);
         assert!(lines.held.len() <= 2 * MAX_LINE + 999);
     }
-    assert_eq!(lines.push(format!("{TOKEN} done 0\n").as_bytes(), Some(TOKEN)), Some(DriverEvent::Done(0)));
+    assert_eq!(lines.push(format!("{TOKEN} done 0\n").as_bytes(), Some(TOKEN)), [DriverEvent::Done(0)]);
 }
 
 #[test]
@@ -52,15 +54,16 @@ fn nothing_else_counts() {
         "\n\n \n".to_owned(),
         " done 0\n".to_owned(),
         "not ready\n".to_owned(),
+        "not renewed\n".to_owned(),
     ];
     for line in wrong {
-        assert_eq!(all(line.as_bytes()), None, "{line:?}");
+        assert_eq!(all(line.as_bytes()), [], "{line:?}");
     }
-    assert_eq!(Lines::default().push(format!("{TOKEN} done 0\n").as_bytes(), None), None);
+    assert_eq!(Lines::default().push(format!("{TOKEN} done 0\n").as_bytes(), None), []);
 }
 
 #[test]
 fn a_forged_line_before_the_true_one_is_ignored() {
     let text = format!("{} done 9\n{TOKEN} done 1\n", "0".repeat(32));
-    assert_eq!(all(text.as_bytes()), Some(DriverEvent::Done(1)));
+    assert_eq!(all(text.as_bytes()), [DriverEvent::Done(1)]);
 }
