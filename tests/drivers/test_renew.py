@@ -141,7 +141,9 @@ def test_python_renews_what_is_loaded_and_nothing_else(make_driver: MakeDriver) 
     driver.run("import sys; before = set(sys.modules)")
     driver.renew(1)
     assert driver.run("sorted(set(sys.modules) - before)").value == "[]"
-    assert driver.run("import random, ssl; own = random.Random(1); a = own.getstate(); b = ssl.RAND_bytes(8)").out == b""
+    assert (
+        driver.run("import random, ssl; own = random.Random(1); a = own.getstate(); b = ssl.RAND_bytes(8)").out == b""
+    )
     driver.renew(1)
     assert driver.run("own.getstate() == a, ssl.RAND_bytes(8) == b").value == "(True, False)"
 
@@ -167,7 +169,7 @@ def test_python_numpy(make_driver: MakeDriver) -> None:
             pytest.skip("no NumPy here")
         driver.run("own = numpy.random.default_rng(5)")
         driver.renew(seed)
-        assert driver.run("own.integers(10**9) == numpy.random.default_rng(5).integers(10**9)").value == "np.True_"
+        assert driver.run("int(own.integers(10**9) - numpy.random.default_rng(5).integers(10**9))").value == "0"
         drawn.append(driver.run("numpy.random.standard_normal(3).tolist()").value)
     assert drawn[0] != drawn[1]
     assert drawn[0] == drawn[2]
@@ -262,8 +264,10 @@ def test_javascript_clones_differ_in_all_random_numbers(make_driver: MakeDriver,
 
 def test_javascript_code_that_is_in_the_way(make_driver: MakeDriver) -> None:
     driver = make_driver("javascript")
-    driver.run("Math.random = () => 4; crypto.randomUUID = crypto.getRandomValues = null; delete globalThis.crypto;"
-               "RegExp.prototype.exec = String.prototype.split = String.prototype.slice = null; globalThis.parseInt = null")
+    driver.run(
+        "Math.random = () => 4; crypto.randomUUID = crypto.getRandomValues = null; delete globalThis.crypto;"
+        "RegExp.prototype.exec = String.prototype.split = String.prototype.slice = null; globalThis.parseInt = null"
+    )
     driver.renew(1)
     assert driver.run("console.log(Math.random())").out == b"4\n"
     driver.run("setInterval(() => {}, 1)")
@@ -276,7 +280,11 @@ def test_javascript_code_that_is_in_the_way(make_driver: MakeDriver) -> None:
 
 @pytest.mark.parametrize(
     ("code", "value"),
-    [("unset RANDOM", b"unset"), ("unset RANDOM; RANDOM=5", b"5"), ("unset RANDOM; declare -i RANDOM=5; readonly RANDOM", b"5")],
+    [
+        ("unset RANDOM", b"unset"),
+        ("unset RANDOM; RANDOM=5", b"5"),
+        ("unset RANDOM; declare -i RANDOM=5; readonly RANDOM", b"5"),
+    ],
 )
 def test_shell_leaves_a_variable_of_that_name_alone(make_driver: MakeDriver, code: str, value: bytes) -> None:
     driver = make_driver("shell")

@@ -54,7 +54,7 @@ def renew_tempfile(tempfile: Any, _: bytes) -> None:
 
 
 def renew_uuid(uuid: Any, seed: bytes) -> None:
-    """Version 1 has a random clock sequence and node number when Python makes it; those of libuuid cannot be renewed."""
+    """Version 1: Python makes the random clock sequence and node number from here on; those of libuuid stay."""
     uuid._last_timestamp = None
     if uuid._generate_time_safe is not None or (uuid._node is not None and uuid._node & MULTICAST):
         uuid._generate_time_safe = None
