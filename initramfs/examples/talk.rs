@@ -11,7 +11,7 @@
 //!   interrupt:MS  kill:MS  reset:MS   on the next execution or command, that long after it started
 //!   put:PATH:BYTES  get:PATH          a transfer, with digest and speed
 //!   ls:PATH  stat:PATH  mkdir:PATH  rm:PATH  mv:FROM:TO
-//!   idle:CONTEXT  close:CONTEXT  stats  sleep:MS  reconnect  shutdown
+//!   idle:CONTEXT  close:CONTEXT  stats  renew:HOSTNAME  sleep:MS  reconnect  shutdown
 //! ```
 //! The first output line says how long the guest took from the connection to its answer.
 
