@@ -17,8 +17,9 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use hayfork_protocol::message::{Env, Language, Renew};
 use hayfork_protocol::mux::{Mux, Role};
-use hayfork_vmm::backend::{Backend, Capabilities, MachineSpec};
+use hayfork_vmm::backend::{Backend, Capabilities, MachineSpec, Template};
 use tokio::net::UnixStream;
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::mpsc;
@@ -182,14 +183,21 @@ impl Engine {
         inner.reaper.shutdown();
     }
 
-    /// Runs a future on the engine's runtime, whatever executor waits for it; dropping the wait ends it.
     async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        let mut task = AbortOnDrop(self.0.get()?.handle.spawn(future));
-        (&mut task.0).await.unwrap_or_else(|error| Err(joined(error)))
+        run_on(&self.0.get()?.handle, future).await
     }
+}
+
+/// Runs a future on the engine's runtime, whatever executor waits for it; dropping the wait ends it.
+pub(crate) async fn run_on<T: Send + 'static>(
+    handle: &Handle,
+    future: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let mut task = AbortOnDrop(handle.spawn(future));
+    (&mut task.0).await.unwrap_or_else(|error| Err(joined(error)))
 }
 
 /// Ends a task when nobody waits for it any more.
@@ -202,11 +210,24 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 /// The answer for a task that did not come to its end.
-fn joined(error: JoinError) -> Error {
+pub(crate) fn joined(error: JoinError) -> Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(_) => Error::closed("the engine has ended"),
     }
+}
+
+/// What a sandbox is like, apart from its machine; its forks are like it.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) language: Language,
+    pub(crate) memory_mib: u32,
+    pub(crate) env: Env,
+    pub(crate) grant_root: bool,
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) capabilities: Capabilities,
+    /// Why the monitor does not run it, where that was tried.
+    pub(crate) fallback: Option<String>,
 }
 
 /// What was launched, with what is known about it.
@@ -242,8 +263,51 @@ impl Inner {
         let inner = Arc::clone(&self);
         let launched = self.handle.spawn_blocking(move || inner.launch(spec, language.name()));
         let Launched { vm, capabilities, fallback } = launched.await.map_err(joined)??;
-        let running = Instant::now();
+        let shape = Shape {
+            language,
+            memory_mib,
+            env: options.env,
+            grant_root: options.grant_root,
+            idle_timeout: options.idle_timeout,
+            capabilities,
+            fallback,
+        };
+        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
+        self.introduce(id, vm, shape, called, limit).await
+    }
 
+    /// Makes a sandbox that goes on where the one of `template` stood. It has randomness, a name and a time of its own before
+    /// anybody gets it.
+    pub(crate) async fn restore(
+        self: Arc<Self>,
+        template: Arc<dyn Template>,
+        shape: Shape,
+        called: Instant,
+    ) -> Result<Sandbox, Error> {
+        let id = new_id()?;
+        let inner = Arc::clone(&self);
+        let restored = self.handle.spawn_blocking(move || {
+            let launch = inner.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
+            Ok::<_, Error>(launch.register(template.restore()?))
+        });
+        let vm = restored.await.map_err(joined)??;
+        let renew = renewal(&id)?;
+        let limit = self.options.boot_timeout;
+        let sandbox = self.introduce(id, vm, shape, called, limit).await?;
+        sandbox.renew(renew).await?;
+        Ok(sandbox)
+    }
+
+    /// Waits until the agent of a running machine answers, and makes a sandbox of the two.
+    async fn introduce(
+        self: Arc<Self>,
+        id: String,
+        vm: Vm,
+        shape: Shape,
+        called: Instant,
+        limit: Duration,
+    ) -> Result<Sandbox, Error> {
+        let running = Instant::now();
         let (channel, exit) =
             vm.take_channel().map_err(|error| Error::io("the machine's channel cannot be used", error))?;
         let stream = channel
@@ -252,9 +316,9 @@ impl Inner {
             .map_err(|error| Error::io("the machine's channel cannot be used", error))?;
         let exit =
             watch_readable(exit).map_err(|error| Error::io("the machine's exit cannot be watched", error))?;
-        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
         let Met { hello, rest } = handshake::meet(&stream, &exit, &vm, running, limit, self.retry).await?;
         tracing::debug!(id, agent = hello.agent, uptime = ?Duration::from_nanos(hello.uptime_ns), "the agent answers");
+        let language = shape.language;
         if !hello.languages.iter().any(|name| name == language.name()) {
             return Err(Error::NoSuchLanguage {
                 language: language.name(),
@@ -266,24 +330,22 @@ impl Inner {
             launch: running - called,
             handshake: running.elapsed(),
             total: called.elapsed(),
-            backend: capabilities.backend.to_owned(),
-            accelerator: capabilities.accelerator.to_string(),
-            kernel: capabilities.kernel,
-            isolation: capabilities.isolation,
-            fallback,
+            backend: shape.capabilities.backend.to_owned(),
+            accelerator: shape.capabilities.accelerator.to_string(),
+            kernel: shape.capabilities.kernel,
+            isolation: shape.capabilities.isolation,
+            fallback: shape.fallback.clone(),
         };
         let mailbox = Arc::new(Mailbox::default());
         let lifecycle = Arc::new(Lifecycle::new(vm.death()));
         let (runs, runs_queue) = mpsc::channel(QUEUE);
         let (operations, operations_queue) = mpsc::channel(QUEUE);
+        let idle_timeout = shape.idle_timeout;
         let sandbox = Sandbox::new(SandboxParts {
             id,
-            language,
             languages: hello.languages,
-            memory_mib,
             timings,
-            env: options.env,
-            grant_root: options.grant_root,
+            shape,
             runs,
             operations,
             mailbox: Arc::clone(&mailbox),
@@ -306,11 +368,16 @@ impl Inner {
             operations: operations_queue,
             mailbox,
             lifecycle,
-            idle_timeout: options.idle_timeout,
+            idle_timeout,
             patience: self.patience,
         });
         self.handle.spawn(connection.run());
         Ok(sandbox)
+    }
+
+    /// The runtime, for what must go on whoever waits for it.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Finds the images and starts the machine. Blocks.
@@ -360,6 +427,15 @@ fn suits(found: &Capabilities, spec: &MachineSpec, images: &ImageSet) -> Result<
     }
     images.kernel_of(found.kernel)?;
     Ok(())
+}
+
+/// What makes a restored guest another than the one that was kept.
+fn renewal(id: &str) -> Result<Renew, Error> {
+    let mut seed = [0; 32];
+    let mut machine_id = [0; 16];
+    handshake::random(&mut seed)?;
+    handshake::random(&mut machine_id)?;
+    Ok(Renew { seed, machine_id, hostname: format!("sandbox-{id}") })
 }
 
 /// A new id: 12 random hexadecimal digits.

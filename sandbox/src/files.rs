@@ -207,7 +207,7 @@ impl Sandbox {
         }
     }
 
-    async fn simple(&self, request: Request) -> Result<(), Error> {
+    pub(crate) async fn simple(&self, request: Request) -> Result<(), Error> {
         let mut stream = self.operation(request)?;
         let item = stream.next().await?;
         done(stream, item).await.map(drop)

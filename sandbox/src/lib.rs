@@ -30,6 +30,7 @@ mod reaper;
 mod running;
 mod sandbox;
 mod signals;
+mod snapshot;
 pub mod text;
 mod unsafe_watch;
 
@@ -44,6 +45,7 @@ pub use options::{
 };
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};
 pub use sandbox::{BootTimings, Sandbox};
+pub use snapshot::Snapshot;
 
 pub use hayfork_protocol::message::{
     BundleKind, Control, Env, Exception, FileInfo, FileKind, Keep, Language, OutputLimit, Stats, Status, User,

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use hayfork_vmm::backend::{BackendError, Channel, ExitReport, HostMemory, Machine, ProcessStatus};
+use hayfork_vmm::backend::{BackendError, Channel, ExitReport, HostMemory, Machine, ProcessStatus, Template};
 use tokio::sync::watch;
 
 use crate::connection::lifecycle::Death;
@@ -73,6 +73,18 @@ impl Slot {
         match self.state.try_lock().as_deref() {
             Ok(State::Alive(machine)) => machine.process_id(),
             _ => None,
+        }
+    }
+
+    /// Keeps the machine as it is now. Blocks for some tens of milliseconds.
+    ///
+    /// # Errors
+    /// It is dead, or its backend cannot.
+    pub(crate) fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {
+        match &*lock(&self.state) {
+            State::Alive(machine) => machine.capture(),
+            State::Dead(Some(report)) => Err(report.clone().into_error()),
+            State::Dead(None) => Err(BackendError::Killed),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hayfork_protocol::message::{Env, Language, Request, User};
+use hayfork_protocol::message::{Language, Renew, Request, User};
 use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -11,12 +11,13 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::stream::{Link, Mailbox, Stream};
 use crate::connection::task::{New, QUEUE};
-use crate::engine;
+use crate::engine::{self, Shape};
 use crate::error::Error;
 use crate::options::{CommandOptions, ExecuteOptions};
 use crate::process::ThisProcess;
 use crate::reaper::Slot;
 use crate::running::Running;
+use crate::snapshot::Snapshot;
 
 /// How long the start of a sandbox took, and on what it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,23 +54,20 @@ pub struct Sandbox {
 #[derive(Debug)]
 struct About {
     id: String,
-    language: Language,
     languages: Vec<String>,
-    memory_mib: u32,
+    shape: Shape,
     timings: BootTimings,
 }
 
 #[derive(Debug)]
 struct Inner {
-    env: Env,
-    grant_root: bool,
     runs: mpsc::Sender<New>,
     operations: mpsc::Sender<New>,
     mailbox: Arc<Mailbox>,
     lifecycle: Arc<Lifecycle>,
     slot: Arc<Slot>,
     /// Keeps the runtime alive.
-    _engine: Arc<engine::Inner>,
+    engine: Arc<engine::Inner>,
 }
 
 impl Drop for Inner {
@@ -81,12 +79,9 @@ impl Drop for Inner {
 /// What a sandbox is made of.
 pub(crate) struct SandboxParts {
     pub(crate) id: String,
-    pub(crate) language: Language,
     pub(crate) languages: Vec<String>,
-    pub(crate) memory_mib: u32,
     pub(crate) timings: BootTimings,
-    pub(crate) env: Env,
-    pub(crate) grant_root: bool,
+    pub(crate) shape: Shape,
     pub(crate) runs: mpsc::Sender<New>,
     pub(crate) operations: mpsc::Sender<New>,
     pub(crate) mailbox: Arc<Mailbox>,
@@ -97,22 +92,15 @@ pub(crate) struct SandboxParts {
 
 impl Sandbox {
     pub(crate) fn new(parts: SandboxParts) -> Self {
-        let about = About {
-            id: parts.id,
-            language: parts.language,
-            languages: parts.languages,
-            memory_mib: parts.memory_mib,
-            timings: parts.timings,
-        };
+        let about =
+            About { id: parts.id, languages: parts.languages, shape: parts.shape, timings: parts.timings };
         let inner = Inner {
-            env: parts.env,
-            grant_root: parts.grant_root,
             runs: parts.runs,
             operations: parts.operations,
             mailbox: parts.mailbox,
             lifecycle: parts.lifecycle,
             slot: parts.slot,
-            _engine: parts.engine,
+            engine: parts.engine,
         };
         Self { about: Arc::new(about), inner: Arc::new(ThisProcess::new(inner)) }
     }
@@ -124,12 +112,12 @@ impl Sandbox {
 
     /// The language of its root image.
     pub fn language(&self) -> Language {
-        self.about.language
+        self.about.shape.language
     }
 
     /// Its memory in MiB.
     pub fn memory_mib(&self) -> u32 {
-        self.about.memory_mib
+        self.about.shape.memory_mib
     }
 
     /// How long its start took.
@@ -145,31 +133,31 @@ impl Sandbox {
     /// Runs source text. Never blocks; executions of one context run one after the other, in the order of the calls.
     /// What is wrong comes as [`RunEvent::Failed`](crate::RunEvent::Failed).
     pub fn execute(&self, options: ExecuteOptions) -> Running {
-        self.start(|inner| {
-            let language = options.language.unwrap_or(self.about.language);
+        self.start(|| {
+            let language = options.language.unwrap_or(self.about.shape.language);
             if !self.about.languages.iter().any(|name| name == language.name()) {
                 return Err(Error::NoSuchLanguage {
                     language: language.name(),
                     available: self.about.languages.join(", "),
                 });
             }
-            options.into_request(language, &inner.env)
+            options.into_request(language, &self.about.shape.env)
         })
     }
 
     /// Runs a program. Never blocks; commands run at the same time as each other and as executions. What is wrong comes
     /// as [`RunEvent::Failed`](crate::RunEvent::Failed).
     pub fn command(&self, options: CommandOptions) -> Running {
-        self.start(|inner| {
-            if options.user == User::Root && !inner.grant_root {
+        self.start(|| {
+            if options.user == User::Root && !self.about.shape.grant_root {
                 return Err(Error::RootNotGranted);
             }
-            options.into_request(&inner.env)
+            options.into_request(&self.about.shape.env)
         })
     }
 
-    fn start(&self, request: impl FnOnce(&Inner) -> Result<Request, Error>) -> Running {
-        let stream = self.inner.get().and_then(|inner| inner.open(request(inner)?));
+    fn start(&self, request: impl FnOnce() -> Result<Request, Error>) -> Running {
+        let stream = self.inner.get().and_then(|inner| inner.open(request()?));
         Running::new(stream, self.clone())
     }
 
@@ -177,6 +165,45 @@ impl Sandbox {
     pub(crate) fn operation(&self, request: Request) -> Result<Stream, Error> {
         request.validate()?;
         self.inner.get()?.open(request)
+    }
+
+    /// Gives a restored guest randomness and an identity of its own.
+    pub(crate) async fn renew(&self, renew: Renew) -> Result<(), Error> {
+        self.simple(Request::Renew(renew)).await
+    }
+
+    /// Keeps the sandbox as it is now, and lets it go on: its memory with everything that runs in it, and its files. It
+    /// stands still for some tens of milliseconds meanwhile. Executions and commands that run are in the snapshot, but are
+    /// stopped in what is made of it, since nobody waits for them there; what they left in the background goes on.
+    ///
+    /// # Errors
+    /// It is closed, its backend cannot do that, or there is no memory for the copy.
+    pub async fn snapshot(&self) -> Result<Snapshot, Error> {
+        let inner = self.inner.get()?;
+        if let Some(error) = inner.lifecycle.refusal() {
+            return Err(error);
+        }
+        let (engine, slot) = (Arc::clone(&inner.engine), Arc::clone(&inner.slot));
+        let shape = self.about.shape.clone();
+        engine::run_on(&Arc::clone(&engine).handle().clone(), async move {
+            let kept = engine.handle().spawn_blocking(move || slot.capture()).await;
+            let template = kept.map_err(engine::joined)??;
+            Ok(Snapshot::new(template, shape, engine))
+        })
+        .await
+    }
+
+    /// Makes `count` sandboxes that go on where this one stands: see [`Sandbox::snapshot`]. All or none.
+    ///
+    /// # Errors
+    /// As [`Sandbox::snapshot`] and [`Snapshot::restore`].
+    pub async fn fork(&self, count: usize) -> Result<Vec<Self>, Error> {
+        let snapshot = self.snapshot().await?;
+        let mut forks = Vec::with_capacity(count);
+        for _ in 0..count {
+            forks.push(snapshot.restore().await?);
+        }
+        Ok(forks)
     }
 
     /// What the machine costs the host; `None` where that is unknown, or after its end. Reads from /proc.

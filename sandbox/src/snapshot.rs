@@ -1,0 +1,52 @@
+//! Sandboxes that go on where another stood.
+//!
+//! ```text
+//!  Sandbox ── snapshot() ──► Snapshot ── restore() ──► Sandbox, as often as wanted
+//!     └────────────── fork(n) ────────────────────────►   (the same in one call)
+//! ```
+//! A restored sandbox is handed out when its guest has acknowledged everything that must not be the same in two of them: the
+//! wall clock is right, the kernel's generator and the idle interpreters' have new seeds, machine id and host name are new.
+
+use std::sync::Arc;
+
+use hayfork_vmm::backend::Template;
+use tokio::time::Instant;
+
+use crate::engine::{self, Shape};
+use crate::error::Error;
+use crate::process::ThisProcess;
+use crate::sandbox::Sandbox;
+
+/// A sandbox at rest, in memory. Cheap to clone; it needs the original no more.
+#[derive(Clone)]
+pub struct Snapshot(Arc<ThisProcess<Inner>>);
+
+struct Inner {
+    template: Arc<dyn Template>,
+    shape: Shape,
+    engine: Arc<engine::Inner>,
+}
+
+impl std::fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Snapshot").finish_non_exhaustive()
+    }
+}
+
+impl Snapshot {
+    pub(crate) fn new(template: Arc<dyn Template>, shape: Shape, engine: Arc<engine::Inner>) -> Self {
+        Self(Arc::new(ThisProcess::new(Inner { template, shape, engine })))
+    }
+
+    /// Makes a sandbox that goes on where the original stood.
+    ///
+    /// # Errors
+    /// The engine was shut down, the host refuses something, or the guest does not answer.
+    pub async fn restore(&self) -> Result<Sandbox, Error> {
+        let called = Instant::now();
+        let inner = self.0.get()?;
+        let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
+        let handle = engine.handle().clone();
+        engine::run_on(&handle, engine.restore(template, inner.shape.clone(), called)).await
+    }
+}
