@@ -30,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<run::Run>()?;
     module.add_class::<sandbox::Sandbox>()?;
+    module.add_class::<sandbox::Snapshot>()?;
     module.add_class::<transfer::Upload>()?;
     module.add_class::<transfer::Download>()?;
     module.add_class::<waker::Waker>()?;

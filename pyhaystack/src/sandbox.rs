@@ -22,6 +22,24 @@ pub(crate) struct Sandbox {
     pub(crate) runtime: Runtime,
 }
 
+/// A sandbox at rest.
+#[pyclass(frozen, module = "hayfork._native")]
+pub(crate) struct Snapshot {
+    inner: hayfork_sandbox::Snapshot,
+    runtime: Runtime,
+}
+
+#[pymethods]
+impl Snapshot {
+    fn restore(&self) -> Call {
+        let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
+        Call::spawn(&self.runtime, async move {
+            let inner = inner.restore().await?;
+            Ok(Value::Sandbox(Sandbox { inner, runtime }))
+        })
+    }
+}
+
 pub(crate) fn language(name: &str) -> PyResult<Language> {
     Language::from_name(name).ok_or_else(|| PyValueError::new_err(format!("no language {name:?}")))
 }
@@ -198,6 +216,23 @@ impl Sandbox {
 
     fn interrupt(&self) {
         self.inner.interrupt();
+    }
+
+    fn snapshot(&self) -> Call {
+        let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
+        Call::spawn(&self.runtime, async move {
+            let inner = inner.snapshot().await?;
+            Ok(Value::Snapshot(Snapshot { inner, runtime }))
+        })
+    }
+
+    fn fork(&self, count: usize) -> Call {
+        let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
+        Call::spawn(&self.runtime, async move {
+            let forks = inner.fork(count).await?;
+            let sandboxes = forks.into_iter().map(|inner| Sandbox { inner, runtime: runtime.clone() });
+            Ok(Value::Sandboxes(sandboxes.collect()))
+        })
     }
 
     /// Ends it in the background.

@@ -4,7 +4,7 @@ use hayfork_sandbox::{BundleKind, FileInfo, FileKind, IdleOutput, RunEvent, Stat
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, Snapshot};
 
 /// What a call can result in.
 pub(crate) enum Value {
@@ -13,6 +13,8 @@ pub(crate) enum Value {
     Text(String),
     Bytes(Vec<u8>),
     Sandbox(Sandbox),
+    Sandboxes(Vec<Sandbox>),
+    Snapshot(Snapshot),
     Events(Vec<RunEvent>),
     File(FileInfo),
     Files(Vec<FileInfo>),
@@ -28,6 +30,14 @@ impl Value {
             Self::Text(text) => text.into_pyobject(py)?.into_any().unbind(),
             Self::Bytes(bytes) => PyBytes::new(py, &bytes).into_any().unbind(),
             Self::Sandbox(sandbox) => Py::new(py, sandbox)?.into_any(),
+            Self::Sandboxes(sandboxes) => {
+                let list = PyList::empty(py);
+                for sandbox in sandboxes {
+                    list.append(Py::new(py, sandbox)?)?;
+                }
+                list.into_any().unbind()
+            }
+            Self::Snapshot(snapshot) => Py::new(py, snapshot)?.into_any(),
             Self::Events(events) => {
                 let list = PyList::empty(py);
                 for event in events {

@@ -62,10 +62,10 @@ from hayfork.errors import (
 )
 from hayfork.models import EntryInfo, Execution, ExecutionError, Result, RunsOn, SandboxStats, Timings
 from hayfork.oneshot import arun, run
-from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox
+from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox, Snapshot
 
 if TYPE_CHECKING:
-    from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox
+    from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox, AsyncSnapshot
     from hayfork.scheduler import (
         ExecutionResult,
         ExposedPort,
@@ -82,7 +82,9 @@ if TYPE_CHECKING:
     )
 
 # Loaded on first use, so that `import hayfork` and the command line stay quick; the scheduler brings pydantic.
-_LATE = dict.fromkeys(("AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"), "hayfork.async_sandbox")
+_LATE = dict.fromkeys(
+    ("AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox", "AsyncSnapshot"), "hayfork.async_sandbox"
+)
 _LATE |= dict.fromkeys(
     (
         "ExecutionResult",
@@ -110,6 +112,7 @@ __all__ = [
     "AsyncCommands",
     "AsyncFiles",
     "AsyncSandbox",
+    "AsyncSnapshot",
     "BalloonTransientError",
     "CodeValidationError",
     "CommandFailedError",
@@ -147,6 +150,7 @@ __all__ = [
     "SchedulerConfig",
     "Session",
     "SessionClosedError",
+    "Snapshot",
     "SnapshotError",
     "SocketAuthError",
     "SyncScheduler",

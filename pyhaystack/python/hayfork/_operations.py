@@ -123,6 +123,33 @@ def create(
     return sandbox
 
 
+MOST_FORKS = 1000
+
+
+def fork(sandbox: _native.Sandbox, count: int) -> Operation[list[_native.Sandbox]]:
+    """Make sandboxes that go on where this one stands."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_FORKS:
+        raise errors.VmConfigError(
+            f"count is {count!r}, not a number from 1 to {MOST_FORKS}",
+            code="bad_option",
+            remedy="Say how many forks to make, or leave it out for one.",
+        )
+    forks: list[_native.Sandbox] = yield sandbox.fork(count)
+    return forks
+
+
+def snapshot(sandbox: _native.Sandbox) -> Operation[_native.Snapshot]:
+    """Keep a sandbox as it is now."""
+    kept: _native.Snapshot = yield sandbox.snapshot()
+    return kept
+
+
+def restore(kept: _native.Snapshot) -> Operation[_native.Sandbox]:
+    """Make a sandbox that goes on where the original stood."""
+    sandbox: _native.Sandbox = yield kept.restore()
+    return sandbox
+
+
 def runs_on(sandbox: _native.Sandbox) -> RunsOn:
     """Say what runs a sandbox."""
     boot = sandbox.boot()

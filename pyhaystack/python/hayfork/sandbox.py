@@ -434,6 +434,36 @@ class Sandbox:
         """Interrupt what runs, as Ctrl-C does: variables survive if the code yields."""
         self._native.interrupt()
 
+    @overload
+    def fork(self, count: None = None) -> Self: ...
+    @overload
+    def fork(self, count: int) -> list[Self]: ...
+    def fork(self, count: int | None = None) -> Self | list[Self]:
+        """Make sandboxes that go on where this one stands.
+
+        Each has the variables, files and background processes of this one, and a time, randomness and identity of its
+        own. Runs that are under way are stopped in the forks, and go on here. This sandbox stands still for some tens
+        of milliseconds meanwhile. Only the monitor can do it so far.
+
+        Args:
+            count: How many.
+
+        Returns:
+            One sandbox, or a list if `count` is given.
+
+        Raises:
+            UnsupportedOptionError: If the backend cannot do it.
+            SessionClosedError: If this sandbox is closed.
+        """
+        natives = run_blocking(operations.fork(self._native, 1 if count is None else count))
+        forks = [type(self)(native, timeout=self._timeout, metadata=self.metadata) for native in natives]
+        return forks[0] if count is None else forks
+
+    def snapshot(self) -> Snapshot:
+        """Keep this sandbox as it is now, in memory. It goes on meanwhile; see `fork` for what is kept."""
+        native = run_blocking(operations.snapshot(self._native))
+        return Snapshot(native, timeout=self._timeout, metadata=self.metadata)
+
     def kill(self) -> None:
         """End it. Ending it twice is fine."""
         run_blocking(operations.plain(self._native.close()))
@@ -453,3 +483,21 @@ class Sandbox:
     def __repr__(self) -> str:
         state = "closed" if self._native.closed else "running"
         return f"<Sandbox {self.sandbox_id} {self.language} {state}>"
+
+
+class Snapshot:
+    """A sandbox at rest, in memory. It needs the original no more, and makes as many sandboxes as wanted."""
+
+    def __init__(self, native: _native.Snapshot, *, timeout: float | None, metadata: Mapping[str, str]) -> None:
+        self._native = native
+        self._timeout = timeout
+        self._metadata = dict(metadata)
+
+    def restore(self) -> Sandbox:
+        """Make a sandbox that goes on where the original stood, with a time, randomness and identity of its own.
+
+        Raises:
+            VmTransientError: If the host refuses something, or the guest does not answer.
+        """
+        native = run_blocking(operations.restore(self._native))
+        return Sandbox(native, timeout=self._timeout, metadata=self._metadata)
