@@ -3,9 +3,8 @@
 import asyncio
 import time
 
-import pytest
-
 import hayfork
+import pytest
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,8 +32,9 @@ ADD = {
 }
 DRAW = {
     "python": "import os, uuid; print(random.random(), random.random(), os.urandom(8).hex(), uuid.uuid4())",
-    "javascript": "console.log(Math.random(), Math.random(), crypto.randomUUID(), require('crypto').randomBytes(8))",
-    "shell": "echo $RANDOM $RANDOM $SRANDOM $(head -c 8 /dev/urandom | od -An -tx1)",
+    "javascript": "console.log(Math.random(), Math.random(), crypto.randomUUID(),"
+    " require('crypto').randomBytes(8).toString('hex'))",
+    "shell": "echo $RANDOM-$RANDOM-$RANDOM $SRANDOM $(head -c 8 /dev/urandom | od -An -tx8)",
 }
 NAME = {
     "python": "import socket; print(socket.gethostname(), open('/etc/machine-id').read().strip())",

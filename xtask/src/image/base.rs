@@ -99,7 +99,14 @@ pub(super) fn furnish(root: &mut Root) -> Result<()> {
         root.file(path, 0o644, &mut (text + line).as_bytes())?;
     }
     let hosts = "127.0.0.1 localhost sandbox\n::1 localhost\n";
-    for (path, text) in [("/etc/hosts", hosts), ("/etc/hostname", "sandbox\n"), ("/etc/resolv.conf", "")] {
+    // The machine's id is the agent's to make; it needs a place for it. The one of the machine that built the image has gone.
+    let files = [
+        ("/etc/hosts", hosts),
+        ("/etc/hostname", "sandbox\n"),
+        ("/etc/machine-id", ""),
+        ("/etc/resolv.conf", ""),
+    ];
+    for (path, text) in files {
         root.file(path, 0o644, &mut text.as_bytes())?;
     }
     Ok(())
@@ -124,7 +131,7 @@ pub(super) fn check(nodes: &[Node]) -> Result<()> {
             hidden.map_or("", |n| &n.path)
         );
     }
-    for path in ["/etc/passwd", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf"] {
+    for path in ["/etc/passwd", "/etc/hosts", "/etc/hostname", "/etc/machine-id", "/etc/resolv.conf"] {
         ensure!(
             find(path).is_some_and(|node| matches!(node.kind, Kind::File { .. })),
             "the image lacks {path}"
@@ -156,6 +163,10 @@ mod tests {
         root
     }
 
+    fn root_text(directory: &std::path::Path, path: &str) -> String {
+        std::fs::read_to_string(directory.join("root").join(path)).expect("text")
+    }
+
     #[test]
     fn a_furnished_root_passes_the_check() {
         let directory = tempfile::tempdir().expect("tempdir");
@@ -163,7 +174,8 @@ mod tests {
         assert!(root.text("/etc/passwd").expect("text").ends_with(USER));
         let nodes = root.seal().expect("seals");
         check(&nodes).expect("passes");
-        assert!(!nodes.iter().any(|node| node.path == "/etc/machine-id" || node.path == "/dev/pts"));
+        assert!(!nodes.iter().any(|node| node.path == "/dev/pts"));
+        assert_eq!(root_text(directory.path(), "etc/machine-id"), "", "not the builder's");
     }
 
     #[test]

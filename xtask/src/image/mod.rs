@@ -37,7 +37,7 @@ pub(crate) use contents::{FILE as CONTENTS, differences};
 pub(crate) use erofs::FILE;
 
 /// To be raised when these modules make another image of the same recipe and versions.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// Kind of the store's entries for a language.
 pub(crate) fn kind(language: &str) -> String {
