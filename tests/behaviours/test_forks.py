@@ -27,7 +27,7 @@ SET = {
 }
 ADD = {
     "python": "x.append(2); print(sum(x), open('f').read())",
-    "javascript": "x.push(2); console.log(x[0] + x[1], require('fs').readFileSync('f', 'utf8'))",
+    "javascript": "x.push(2); console.log(x.reduce((a, b) => a + b), require('fs').readFileSync('f', 'utf8'))",
     "shell": "x=$((x + 2)); echo $x $(cat f)",
 }
 DRAW = {
