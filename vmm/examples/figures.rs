@@ -65,9 +65,7 @@ fn main() -> Outcome<()> {
     doorbells(&hypervisor)?;
     interrupts(&hypervisor)?;
     state(&hypervisor)?;
-    // Without what it waits for grace periods of the kernel (RCU), which pass at the host's time.
-    let own = ClockId::ProcessCPUTime;
-    figure_by(own, "create_and_drop", 1, 1, || Machine::new(&hypervisor, WRITES_A_PORT).map(drop))
+    life(&hypervisor)
 }
 
 /// Accesses that come out of the guest.
@@ -144,6 +142,28 @@ fn state(hypervisor: &KvmHypervisor) -> Outcome<()> {
     let state = machine.vcpu.state()?;
     figure("vcpu_state", 5, || Ok(machine.vcpu.state().map(drop)?))?;
     figure("set_vcpu_state", 5, || Ok(machine.vcpu.set_state(&state)?))
+}
+
+/// A machine until its guest's first exit, and its end.
+fn life(hypervisor: &KvmHypervisor) -> Outcome<()> {
+    // Without what both wait for: grace periods of the kernel (RCU), which pass at the host's time.
+    let time = || now(ClockId::ProcessCPUTime);
+    let (mut first_exit, mut end) = (Duration::MAX, Duration::MAX);
+    for _ in 0..=ROUNDS {
+        let start = time();
+        let mut machine = Machine::new(hypervisor, WRITES_A_PORT)?;
+        match machine.vcpu.run()? {
+            Exit::PortOut { port: 0x10, .. } => {}
+            other => return unexpected(&other),
+        }
+        first_exit = first_exit.min(time().saturating_sub(start));
+        let start = time();
+        drop(machine);
+        end = end.min(time().saturating_sub(start));
+    }
+    println!("figure create_to_first_exit {}", first_exit.as_nanos());
+    println!("figure destroy {}", end.as_nanos());
+    Ok(())
 }
 
 /// Measures an operation.

@@ -197,7 +197,7 @@ pub(crate) fn test(context: &Context, tally: &mut Tally) -> Result<()> {
     let mut command = rig.command("test");
     command.arg("--built").arg(&list).arg("--settings").arg(&settings).arg("--report").arg(&report);
     command.arg("--logs").arg(context.tree.join("target/rig"));
-    if wanted.need_images() {
+    if wanted.tests_need_images() {
         command.arg("--files").arg(images::needed()?);
     }
     let status = command.stdin(Stdio::null()).status().context("cannot start python3")?;

@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--committed", type=Path, required=True, help="figures.json")
     command.add_argument("--tools", action="append", default=[], help="NAME=VERSION of what the figures depend on")
     command.add_argument("--runs", type=int, default=3)
-    command.add_argument("--accept", action="store_true", help="write what was measured to figures.json")
+    command.add_argument("--files", type=Path, help="an image set")
+    command.add_argument("--firecracker", type=Path, help="a Firecracker binary to measure beside")
+    command.add_argument("--update", action="store_true", help="write what was measured to figures.json")
     command.set_defaults(command=_figures)
     return parser
 
@@ -118,8 +120,15 @@ def _test(options: argparse.Namespace) -> int:
 def _figures(options: argparse.Namespace) -> int:
     tools = dict(each.split("=", 1) for each in options.tools)
     with tempfile.TemporaryDirectory(prefix="hayfork-rig-") as scratch:
-        measured = figures.measure(_stored(options), options.program, options.runs, Path(scratch))
-    return 0 if figures.compare(measured, tools, options.committed, accept=options.accept) else 1
+        measured = figures.measure(
+            _stored(options),
+            options.program,
+            options.runs,
+            Path(scratch),
+            files=options.files,
+            firecracker=options.firecracker,
+        )
+    return 0 if figures.compare(measured, tools, options.committed, update=options.update) else 1
 
 
 if __name__ == "__main__":

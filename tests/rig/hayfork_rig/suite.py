@@ -11,7 +11,7 @@ import collections
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,10 +83,12 @@ def run(plan: Plan, settings: Settings, report: Report, scratch: Path) -> None:
             future.result()
 
 
-def make_disks(programs: list[Binary | Program], files: Path | None, scratch: Path) -> Disks:
-    """Makes the disks of an L1: programs by their number in the list, and a folder of files."""
+def make_disks(
+    programs: list[Binary | Program], files: Path | None, scratch: Path, more: Mapping[str, Path] | None = None
+) -> Disks:
+    """Makes the disks of an L1: programs by their number in the list and `more` by name, and a folder of files."""
     disks = Disks(scratch / "tests", scratch / "files")
-    disk.of_files(disks.tests, {str(number): each.path for number, each in enumerate(programs)})
+    disk.of_files(disks.tests, {**(more or {}), **{str(number): each.path for number, each in enumerate(programs)}})
     if files is None:
         disk.empty(disks.files)
     else:

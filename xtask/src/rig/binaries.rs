@@ -21,10 +21,10 @@ pub(crate) struct Settings {
     tests: Vec<Tests>,
     /// Examples that are tests as a whole.
     #[serde(default)]
-    program: Vec<Example>,
+    program: Vec<Wanted>,
     /// Examples that print figures.
     #[serde(default)]
-    figures: Vec<Example>,
+    figures: Vec<Wanted>,
 }
 
 /// The tests of a package, or of one integration test target of it.
@@ -38,9 +38,12 @@ struct Tests {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-struct Example {
+struct Wanted {
     package: String,
     example: String,
+    /// Whether it needs the image set.
+    #[serde(default)]
+    images: bool,
 }
 
 /// A program that was built, as the rig reads it.
@@ -86,9 +89,14 @@ impl Settings {
         Ok(built)
     }
 
-    /// Whether anything needs the image set.
-    pub(crate) fn need_images(&self) -> bool {
+    /// Whether a test needs the image set.
+    pub(crate) fn tests_need_images(&self) -> bool {
         self.tests.iter().any(|tests| tests.images)
+    }
+
+    /// Whether a figure needs the image set.
+    pub(crate) fn figures_need_images(&self) -> bool {
+        self.figures.iter().any(|example| example.images)
     }
 
     /// Builds everything that prints figures.
@@ -101,12 +109,12 @@ impl Settings {
 }
 
 /// Examples, each once.
-fn build_examples(examples: &[Example], profile: &str, tree: &Path, task: &Task) -> Result<Vec<Program>> {
+fn build_examples(examples: &[Wanted], profile: &str, tree: &Path, task: &Task) -> Result<Vec<Program>> {
     let mut wanted = examples.to_vec();
     wanted.sort();
     wanted.dedup();
     let mut built = Vec::new();
-    for Example { package, example } in &wanted {
+    for Wanted { package, example, .. } in &wanted {
         task.step(&format!("compiling {package}'s example {example}"));
         built.extend(build(tree, package, &["build", "--example", example, "--profile", profile], task)?);
     }
@@ -136,7 +144,7 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/rig/rig.toml");
         let settings = Settings::read(&path).expect("reads");
         assert!(settings.tests.iter().any(|tests| tests.package == "hayfork-vmm" && tests.target.is_none()));
-        let probe = Example { package: "hayfork-vmm".to_owned(), example: "probe".to_owned() };
+        let probe = Wanted { package: "hayfork-vmm".to_owned(), example: "probe".to_owned(), images: false };
         assert!(settings.program.contains(&probe));
     }
 }
