@@ -31,7 +31,7 @@ MOST_SPREAD = 0.001
 FOREIGN = "firecracker."
 """What the names of figures begin with that are not ours."""
 
-_RUN_SECONDS = 900.0
+_RUN_SECONDS = 400.0
 _TRACING = "/sys/kernel/tracing"
 _FIGURE = re.compile(r"^figure ([\w.-]+) (\d+(?:\.\d+)?)(?: within (\d+(?:\.\d+)?) %)?$", re.MULTILINE)
 

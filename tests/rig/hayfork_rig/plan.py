@@ -22,6 +22,7 @@ class Binary:
         only: Which of its tests run, by their names in it.
         images: Whether tests run that are marked as ignored, since they need the image set.
         once: Whether a test that fails has failed, without a second attempt.
+        seconds: Limit for one test, of the host's time, if it is to be another than that of all tests.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Binary:
     only: re.Pattern[str] = re.compile(".*")
     images: bool = False
     once: bool = False
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,14 @@ def _binary(artifact: dict[str, str], rules: list[dict[str, Any]]) -> Binary:
         if rule["package"] == artifact["package"] and rule.get("target") in {None, artifact["target"]}
     )
     only = re.compile(rule.get("only", ".*"))
-    return Binary(_name(artifact), Path(artifact["path"]), only, rule.get("images", False), rule.get("once", False))
+    return Binary(
+        _name(artifact),
+        Path(artifact["path"]),
+        only,
+        images=rule.get("images", False),
+        once=rule.get("once", False),
+        seconds=rule.get("seconds"),
+    )
 
 
 def _program(rule: dict[str, str], examples: dict[str, Path]) -> Program:

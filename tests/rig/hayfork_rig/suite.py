@@ -59,6 +59,7 @@ class _Case:
     name: str
     command: str
     good: Callable[[str], bool]
+    seconds: float
 
 
 def run(plan: Plan, settings: Settings, report: Report, scratch: Path) -> None:
@@ -148,13 +149,18 @@ class _Suite:
                 self.report.skip(test, reason)
                 continue
             command = self._command(f"--exact {shlex.quote(name)} --include-ignored --nocapture")
-            cases.append(_Case(test, command, _ran_one))
+            cases.append(_Case(test, command, _ran_one, binary.seconds or self.settings.test_seconds))
         self._run(number, cases, 1 if binary.once else self.settings.attempts)
 
     def program(self, number: int, program: Program) -> None:
         """Runs a program that is a test itself."""
         arguments = " ".join(shlex.quote(each) for each in program.arguments)
-        case = _Case(program.name, self._command(arguments), lambda text: program.expect.search(text) is not None)
+        case = _Case(
+            program.name,
+            self._command(arguments),
+            lambda text: program.expect.search(text) is not None,
+            self.settings.test_seconds,
+        )
         self._run(number, [case], self.settings.attempts)
 
     def _command(self, arguments: str) -> str:
@@ -207,7 +213,7 @@ class _Suite:
         began = time.monotonic()
         alive = True
         try:
-            done = machine.run(case.command, min(self.settings.test_seconds, max(self.end - began, 1.0)))
+            done = machine.run(case.command, min(case.seconds, max(self.end - began, 1.0)))
             good = done.status == 0 and case.good(done.text)
             outcome = Outcome.PASSED if good else Outcome.FAILED
             log = f"{done.text}\n(exit status {done.status})"

@@ -146,13 +146,15 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         )
     )
     settings.write_text(
-        '[[tests]]\npackage = "vmm"\ntarget = "exits"\nonly = "one|two"\nimages = true\n[[tests]]\npackage = "vmm"\n'
+        '[[tests]]\npackage = "vmm"\ntarget = "exits"\nonly = "one|two"\nimages = true\nseconds = 9\n'
+        '[[tests]]\npackage = "vmm"\n'
         '[[program]]\npackage = "vmm"\nexample = "probe"\narguments = ["-v"]\nexpect = "^hardware"\n'
         '[[skip]]\ntests = "vmm::exits::two_.*"\nreason = "one processor"\n'
     )
     loaded = plan.load(built, settings)
     assert [each.name for each in loaded.binaries] == ["vmm", "vmm::exits"]
     assert [each.images for each in loaded.binaries] == [False, True]
+    assert [each.seconds for each in loaded.binaries] == [None, 9]
     assert loaded.binaries[1].only.fullmatch("two")
     assert not loaded.binaries[1].only.fullmatch("three")
     assert [each.name for each in loaded.programs] == ["vmm::probe -v"]
