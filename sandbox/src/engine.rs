@@ -183,6 +183,7 @@ impl Engine {
         inner.reaper.shutdown();
     }
 
+    /// Runs a future on this engine's runtime.
     async fn run<T: Send + 'static>(
         &self,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,

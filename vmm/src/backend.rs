@@ -1,8 +1,8 @@
 //! The seam between the engine and whatever runs virtual machines.
 //!
-//! The engine (crate `hayfork-sandbox`) knows only the two traits here: a [`Backend`] checks once what the host can do
-//! and launches machines; a [`Machine`] is one running guest. QEMU (crate `hayfork-qemu`) implements them today, the
-//! monitor of this crate will. Everything blocks and nothing here knows an async runtime: what must be waited for is
+//! The engine (crate `hayfork-sandbox`) knows only the traits here: a [`Backend`] checks once what the host can do
+//! and launches machines; a [`Machine`] is one running guest. The [monitor](crate::monitor) of this crate and QEMU (crate
+//! `hayfork-qemu`) implement them. A [`Template`] is a machine at rest, from which others are made; only the monitor has any so far. Everything blocks and nothing here knows an async runtime: what must be waited for is
 //! handed out as a file descriptor.
 //!
 //! Life of a machine, as the engine sees it:
@@ -115,7 +115,7 @@ impl Capabilities {
 
 /// A way to run virtual machines on this host.
 pub trait Backend: Send + Sync {
-    /// A stable lower-case name: `qemu`, `kvm`.
+    /// A stable lower-case name: `monitor`, `qemu`.
     fn name(&self) -> &'static str;
 
     /// Finds out whether machines can run here and on what. May take a second the first time; later calls answer from

@@ -10,14 +10,14 @@
 //! | [`memory`] | guest memory and the images that guests share |
 //! | [`vcpu`] | the threads that execute a guest |
 //! | [`hypervisor`] | the seam: what the rest asks of a hypervisor; KVM behind it; the probe |
-//! | [`fork`] | what children of this process must not keep |
+//! | [`after_fork`] | what children of this process must not keep |
 //! | [`threads`] | threads in somebody else's process |
 //!
 //! Modules use only those below them.
 
-pub mod backend;
 #[cfg(target_os = "linux")]
-pub mod fork;
+pub mod after_fork;
+pub mod backend;
 pub mod hypervisor;
 pub mod threads;
 pub mod vcpu;

@@ -31,7 +31,7 @@ use rustix::time::{
 use vm_memory::GuestMemoryMmap;
 
 use super::{add, ring};
-use crate::fork::Released;
+use crate::after_fork::Released;
 use crate::hypervisor::Doorbell;
 
 /// The vsock port that the agent listens on.

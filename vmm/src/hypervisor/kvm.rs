@@ -32,7 +32,7 @@
 //! # fork
 //!
 //! Guest memory and run pages are `MADV_DONTFORK`: a child made by `fork` has neither, and dropping what it has
-//! inherited unmaps nothing. Descriptors are [let go of](crate::fork) there. KVM itself refuses every call from a child.
+//! inherited unmaps nothing. Descriptors are [let go of](crate::after_fork) there. KVM itself refuses every call from a child.
 
 mod convert;
 mod events;

@@ -13,7 +13,7 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// Which pages the host is asked to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// As the host takes by itself.
+    /// None larger than usual.
     Small,
     /// Large ones where it can.
     Large,

@@ -10,7 +10,7 @@ use super::unsafe_kick::{self, Target};
 use super::unsafe_run_page::{ExitFlag, RunPage};
 use super::vm::Inner;
 use super::{failed, state};
-use crate::fork::Released;
+use crate::after_fork::Released;
 use crate::hypervisor::x86_64::{
     CpuidEntry, LocalApic, MpState, Msr, Registers, SystemRegisters, VcpuState, X86Vcpu,
 };

@@ -11,7 +11,7 @@ use super::events::{IrqLine, eventfd};
 use super::host::Host;
 use super::vcpu::KvmVcpu;
 use super::{failed, unsafe_chip, unsafe_memory};
-use crate::fork::Released;
+use crate::after_fork::Released;
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState};
 use crate::hypervisor::{Doorbell, HypervisorError, InterruptTrigger, MappedRegion, Vm};
 
