@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use hayfork_vmm::backend::{BackendError, ProcessStatus};
 
-use crate::process;
+use hayfork_vmm::process;
 
 /// Names the binary where it is not in `PATH`.
 pub const BINARY_VARIABLE: &str = "HAYFORK_QEMU";

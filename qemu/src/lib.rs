@@ -12,8 +12,7 @@
 //!
 //! * [`Qemu`] implements [`Backend`](hayfork_vmm::backend::Backend): `backend` checks and launches, `binary` finds QEMU,
 //!   `accel` chooses the accelerator, `host_clock` measures what a translated guest must be told, `command` writes the command line.
-//! * `machine` is one guest, `process` its child process, `spawn` the thread that starts processes so that they die with
-//!   this one, `process_setup` the unsafe steps of that, `console` the ring, `diagnosis` turns an exit into an error.
+//! * `machine` is one guest (its child process is a [`Process`](hayfork_vmm::process::Process)), `console` the ring, `diagnosis` turns an exit into an error.
 
 mod accel;
 mod backend;
@@ -22,9 +21,6 @@ mod command;
 mod diagnosis;
 mod host_clock;
 mod machine;
-mod process;
-mod process_setup;
-mod spawn;
 
 pub use accel::AcceleratorChoice;
 pub use backend::{Qemu, QemuOptions};

@@ -24,9 +24,8 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use crate::binary::Binary;
 use crate::command::{Engine, Inherited, arguments};
 use crate::diagnosis;
-use crate::process::{Killer, Output, Process};
-use crate::{process_setup, spawn};
 use hayfork_vmm::backend::console::{LastWords, Ring, Watch};
+use hayfork_vmm::process::{self, Killer, Output, Process, spawn};
 
 /// How much of QEMU's own messages is kept, in bytes.
 const STDERR_BYTES: usize = 16 * 1024;
@@ -186,7 +185,7 @@ impl Drop for QemuMachine {
 
 /// The machine's thread: reads until QEMU has ended, then tells how.
 fn watch(mut process: Process, shared: &Shared) {
-    process_setup::block_signals();
+    process::block_signals();
     let mut words = Watch::default();
     let status = process.pump(None, |output, bytes| match output {
         Output::Stdout => {

@@ -10,6 +10,7 @@
 //! | [`memory`] | guest memory and the images that guests share |
 //! | [`vcpu`] | the threads that execute a guest |
 //! | [`hypervisor`] | the seam: what the rest asks of a hypervisor; KVM behind it; the probe |
+//! | [`process`] | child processes that die with this one |
 //! | [`after_fork`] | what children of this process must not keep |
 //! | [`threads`] | threads in somebody else's process |
 //!
@@ -19,6 +20,8 @@
 pub mod after_fork;
 pub mod backend;
 pub mod hypervisor;
+#[cfg(target_os = "linux")]
+pub mod process;
 pub mod threads;
 pub mod vcpu;
 

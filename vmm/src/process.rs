@@ -1,4 +1,7 @@
-//! A child process by its pidfd: reading its output, waiting, killing, collecting its status.
+//! Child processes that die with this one: by their pidfd, reading their output, waiting, killing, collecting their status.
+
+pub mod spawn;
+mod unsafe_setup;
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,12 +9,14 @@ use std::process::{ChildStderr, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hayfork_vmm::backend::ProcessStatus;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
+
+use crate::backend::ProcessStatus;
+pub use unsafe_setup::block_signals;
 
 /// Most bytes taken from a pipe at once. Small: several hundred of these may exist.
 const CHUNK: usize = 4096;
@@ -20,13 +25,15 @@ const LAST_CHUNKS: usize = 40;
 
 /// Where output came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Output {
+pub enum Output {
+    /// Standard output.
     Stdout,
+    /// Standard error.
     Stderr,
 }
 
 /// A child process. Dropping it before its status was collected kills it and collects it.
-pub(crate) struct Process {
+pub struct Process {
     pid: Pid,
     handle: Arc<OwnedFd>,
     stdout: Option<ChildStdout>,
@@ -38,17 +45,17 @@ pub(crate) struct Process {
 
 /// What kills a [`Process`] from another thread.
 #[derive(Clone)]
-pub(crate) struct Killer(Arc<OwnedFd>);
+pub struct Killer(Arc<OwnedFd>);
 
 impl Killer {
     /// Sends SIGKILL. A process that has ended already is fine: the handle can mean no other.
-    pub(crate) fn kill(&self) {
+    pub fn kill(&self) {
         let _ = pidfd_send_signal(&self.0, Signal::KILL);
     }
 }
 
 impl Process {
-    /// Starts `command`, standard input from `/dev/null`. Only [`crate::spawn`] calls this, in its thread.
+    /// Starts `command`, standard input from `/dev/null`. Only [`spawn`] calls this, in its thread.
     pub(crate) fn start(mut command: Command) -> io::Result<Self> {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pid = Pid::from_child(&child);
@@ -71,11 +78,12 @@ impl Process {
     }
 
     /// The process id; somebody else's after the status was collected.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    pub(crate) fn killer(&self) -> Killer {
+    /// What kills it from another thread.
+    pub fn killer(&self) -> Killer {
         Killer(Arc::clone(&self.handle))
     }
 
@@ -83,7 +91,7 @@ impl Process {
     /// collects its status. `None` if the deadline came first.
     ///
     /// Descendants that inherited the pipes and outlive the process are not waited for.
-    pub(crate) fn pump(
+    pub fn pump(
         &mut self,
         deadline: Option<Instant>,
         mut sink: impl FnMut(Output, &[u8]),
@@ -199,12 +207,15 @@ fn read_once<P: Read>(pipe: &mut Option<P>, mut sink: impl FnMut(&[u8])) {
 
 /// Runs `command` to its end and returns its status and the beginning of its two outputs; `None` if it did not end in
 /// time, after killing it.
-pub(crate) fn run(
+///
+/// # Errors
+/// It could not be started.
+pub fn run(
     command: Command,
     timeout: Duration,
     most: usize,
 ) -> io::Result<Option<(ProcessStatus, String, String)>> {
-    let mut process = crate::spawn::spawn(command, &[])?;
+    let mut process = spawn::spawn(command, &[])?;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let status = process.pump(Some(Instant::now() + timeout), |output, bytes| {
         let kept: &mut Vec<u8> = if output == Output::Stdout { &mut stdout } else { &mut stderr };

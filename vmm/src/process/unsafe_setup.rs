@@ -14,14 +14,14 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, setrlimit, setsid}
 
 /// Makes the child of `command`
 /// * the leader of a session of its own, so that Ctrl-C in the user's terminal is not for it,
-/// * die by SIGKILL when the thread that started it ends, which is when this process ends (see [`crate::spawn`]),
+/// * die by SIGKILL when the thread that started it ends, which is when this process ends (see [`super::spawn`]),
 /// * start with no signal blocked,
 /// * inherit no descriptor but the three standard ones and `keep`, whatever this process has open,
 /// * leave no core file, which would hold the memory of a guest.
 ///
 /// To be called in the process that starts the child, since the child checks that it is still its parent. The
 /// descriptors in `keep` must stay open until the child has been started; they keep their numbers.
-pub(crate) fn prepare(command: &mut Command, keep: Vec<RawFd>) {
+pub(super) fn prepare(command: &mut Command, keep: Vec<RawFd>) {
     let parent = rustix::process::getpid();
     // SAFETY: the closure runs between fork and exec. It makes system calls only and touches memory that was allocated
     // before the fork; making an io::Error from an errno does not allocate.
@@ -70,7 +70,7 @@ fn close_on_exec_from(first: RawFd) {
 }
 
 /// Blocks every signal in the calling thread, so that the handlers of the program that hayfork lives in never run there.
-pub(crate) fn block_signals() {
+pub fn block_signals() {
     set_mask(libc::sigfillset);
 }
 

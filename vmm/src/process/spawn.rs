@@ -13,8 +13,7 @@ use std::process::Command;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
-use crate::process::Process;
-use crate::process_setup;
+use super::{Process, unsafe_setup};
 
 /// What the thread is asked: start this, answer there.
 type Request = (Command, SyncSender<io::Result<Process>>);
@@ -27,8 +26,8 @@ static SPAWNER: Mutex<Option<(u32, Sender<Request>)>> = Mutex::new(None);
 ///
 /// # Errors
 /// Why the process could not be started: the program is missing or not executable, or a limit was reached.
-pub(crate) fn spawn(mut command: Command, keep: &[BorrowedFd<'_>]) -> io::Result<Process> {
-    process_setup::prepare(&mut command, keep.iter().map(AsRawFd::as_raw_fd).collect());
+pub fn spawn(mut command: Command, keep: &[BorrowedFd<'_>]) -> io::Result<Process> {
+    unsafe_setup::prepare(&mut command, keep.iter().map(AsRawFd::as_raw_fd).collect());
     let (answer, answered) = sync_channel(1);
     requests()?.send((command, answer)).map_err(|_| spawner_gone())?;
     answered.recv().map_err(|_| spawner_gone())?
@@ -46,7 +45,7 @@ fn requests() -> io::Result<Sender<Request>> {
     }
     let (sender, requests) = channel::<Request>();
     std::thread::Builder::new().name("hayfork-spawn".into()).stack_size(256 * 1024).spawn(move || {
-        process_setup::block_signals();
+        unsafe_setup::block_signals();
         for (command, answer) in requests {
             // If the one who asked has gone, its process is dropped here, and with that killed.
             let _ = answer.send(Process::start(command));
