@@ -33,6 +33,7 @@ mod tests;
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -42,8 +43,8 @@ pub use exit::{ExitKind, ExitReport, ProcessStatus};
 pub use isolation::{Isolation, KernelFlavour};
 pub use spec::{
     AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
-    MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS, MIN_MEMORY_MIB,
-    MachineSpec, SpecError,
+    ImageDigests, MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS,
+    MIN_MEMORY_MIB, MachineSpec, SpecError,
 };
 
 /// What executes the guest's instructions.
@@ -131,6 +132,22 @@ pub trait Backend: Send + Sync {
     /// A bad spec, an unreadable image, a missing or too old hypervisor, or a process that could not be started.
     /// Nothing is left behind.
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError>;
+
+    /// Reads a template that [`Template::save`] wrote, and what was saved about it. `images` are those that machines are made
+    /// of here; `root_image` is the file of that digest.
+    ///
+    /// # Errors
+    /// [`BackendError::Snapshot`] for a file that is damaged, or does not belong to these images, this host and this version
+    /// of hayfork; [`BackendError::Unsupported`]; or the host refuses something. Nothing is left behind.
+    fn load(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+        let _ = (path, images, root_image);
+        Err(BackendError::Unsupported { what: "a saved machine cannot be loaded" })
+    }
 }
 
 /// A machine at rest, from which others are made that go on where it stood. It needs the original no more.
@@ -149,6 +166,17 @@ pub trait Template: Send + Sync {
 
     /// Bytes of guest RAM of each machine.
     fn ram(&self) -> u64;
+
+    /// Writes a file from which [`Backend::load`] makes this template again, in this or another process, in place of one that
+    /// is there. `about` are bytes of the caller's own, at most 1 MiB.
+    ///
+    /// # Errors
+    /// [`BackendError::Snapshot`] if it cannot be written; [`BackendError::Unsupported`], also for machines whose files are not
+    /// [named](MachineSpec::digests). What was at `path` is there still.
+    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
+        let _ = (path, about);
+        Err(BackendError::Unsupported { what: "a machine at rest cannot be saved to a file" })
+    }
 }
 
 /// Host memory of one machine, in bytes.

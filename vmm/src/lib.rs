@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`backend`] | the trait that the engine works with; the monitor and QEMU implement it |
 //! | [`monitor`] | the monitor as such a backend |
+//! | [`snapshot`] | snapshot files: machines at rest for other processes |
 //! | [`machine`] | one virtual machine: what it is made of, in which order, and how it ends |
 //! | [`device_loop`] | the thread that serves a machine's devices |
 //! | [`boot`] | kernel, parameters and tables: what a guest finds when it starts |
@@ -22,6 +23,8 @@ pub mod backend;
 pub mod hypervisor;
 #[cfg(target_os = "linux")]
 pub mod process;
+#[cfg(target_os = "linux")]
+pub mod snapshot;
 pub mod threads;
 pub mod vcpu;
 

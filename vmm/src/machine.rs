@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::console::Console;
 pub use self::device_state::DevicesState;
+pub(crate) use self::devices::names as device_names;
 use self::devices::{Devices, Kept};
 use crate::backend::{BackendError, ExitReport};
 use crate::boot::command_line::{self, Platform};

@@ -10,22 +10,29 @@
 mod images;
 mod machine;
 mod reaper;
+mod saved;
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::backend::{
-    Accelerator, Backend, BackendError, Capabilities, Machine as BackendMachine, MachineSpec, SpecError,
+    Accelerator, Backend, BackendError, Capabilities, ImageDigests, Machine as BackendMachine, MachineSpec,
+    SpecError, Template as BackendTemplate,
 };
 use crate::device_loop::AGENT_PORT;
 use crate::hypervisor::kvm::KvmHypervisor;
 use crate::hypervisor::probe::{self, Verdict};
+use crate::hypervisor::x86_64::X86Hypervisor;
 use crate::hypervisor::{HostFacts, Hypervisor};
 use crate::machine::{Blueprint, Machine};
+use crate::snapshot::Identity;
 
 use self::images::Images;
-use self::machine::MonitorMachine;
+use self::machine::{MonitorMachine, MonitorTemplate};
 
 pub use reaper::settle;
+#[doc(hidden)]
+pub use saved::examine;
 
 /// Most processors of a guest: as many as its kernel is built for.
 const MAX_VCPUS: u8 = 8;
@@ -45,6 +52,20 @@ pub struct Monitor {
 struct Ready {
     hypervisor: KvmHypervisor,
     capabilities: Capabilities,
+}
+
+impl Ready {
+    /// What must be the same where a machine of these images goes on.
+    fn identity(&self, images: &ImageDigests) -> Result<Identity, BackendError> {
+        let flavour = self.capabilities.kernel;
+        saved::identity(self.hypervisor.facts(), self.hypervisor.supported_cpuid(), flavour, images)
+    }
+}
+
+/// Says what does not fit.
+#[allow(clippy::needless_pass_by_value)] // Handed over by `map_err`.
+fn prepare(error: impl std::error::Error) -> BackendError {
+    BackendError::Prepare { detail: error.to_string() }
 }
 
 impl Monitor {
@@ -127,6 +148,19 @@ impl Backend for Monitor {
         };
         let machine = Machine::start(&ready.hypervisor, blueprint)?;
         tracing::debug!(name = spec.name, "started a virtual machine");
-        Ok(Box::new(MonitorMachine::new(ready, machine)))
+        Ok(Box::new(MonitorMachine::new(ready, machine, spec.digests.clone())))
+    }
+
+    fn load(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Arc<dyn BackendTemplate>, Vec<u8>), BackendError> {
+        let ready = self.ready()?;
+        let identity = ready.identity(images)?;
+        let root = root_image.map(|path| images::open("root image", path)).transpose()?;
+        let (template, about) = saved::load(path, &identity, root)?;
+        Ok((Arc::new(MonitorTemplate::new(ready, template, Some(images.clone()))), about))
     }
 }

@@ -1,11 +1,14 @@
 //! Machines that go on where another stood.
 
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hayfork_vmm::backend::{BackendError, Machine, Template};
+use hayfork_vmm::backend::{BackendError, ImageDigests, Machine, MachineSpec, Template};
 
-use crate::guest::{BOOT_TIME, Client};
+use crate::guest::{self, BOOT_TIME, Client};
 use crate::setup::{Setup, on_backends};
 
 on_backends! {
@@ -16,6 +19,10 @@ on_backends! {
     a_guest_is_kept_in_the_midst_of_its_work: monitor monitor_2_vcpus;
     a_machine_that_has_ended_cannot_be_kept: monitor;
     pages_that_are_made_ahead_are_those_that_a_clone_writes: monitor;
+    a_saved_machine_goes_on_in_another_process: monitor monitor_2_vcpus;
+    a_clone_s_clone_is_saved_whole: monitor;
+    a_damaged_file_gives_no_machine: monitor;
+    a_file_of_other_images_gives_no_machine: monitor;
 }
 
 fn restore(template: &Arc<dyn Template>) -> (Box<dyn Machine>, Client) {
@@ -154,4 +161,140 @@ fn pages_that_are_made_ahead_are_those_that_a_clone_writes(on: &Setup) {
     let there: u64 = machine.written().iter().map(|range| range.end - range.start).sum();
     assert!(there >= bytes, "{there} of {bytes}");
     println!("working set {} KiB in {} ranges", bytes >> 10, set.len());
+}
+
+/// Set in the process that the next test starts: the file to load.
+const SAVED: &str = "HAYFORK_TEST_SAVED_MACHINE";
+
+fn digests(spec: &MachineSpec) -> ImageDigests {
+    ImageDigests::of_files(&spec.kernel, &spec.initramfs, None).unwrap()
+}
+
+/// A machine that can be saved.
+fn start_named(on: &Setup) -> (Box<dyn Machine>, Client) {
+    let mut spec = on.spec("serve");
+    spec.digests = Some(digests(&spec));
+    let mut machine = on.launch(&spec);
+    let client = Client::connect(&mut *machine);
+    (machine, client)
+}
+
+fn load(on: &Setup, path: &Path) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+    on.backend().load(path, &digests(&on.spec("serve")), None)
+}
+
+fn a_saved_machine_goes_on_in_another_process(on: &Setup) {
+    if let Some(path) = std::env::var_os(SAVED) {
+        let start = Instant::now();
+        let (template, about) = load(on, Path::new(&path)).unwrap();
+        let loaded = start.elapsed();
+        assert_eq!(about, b"a test's own");
+        for number in 0..3 {
+            let start = Instant::now();
+            let (_machine, mut clone) = restore(&template);
+            println!("loaded in {loaded:?}, restored and answered in {:?}", start.elapsed());
+            assert_eq!(clone.text("kept"), "the secret");
+            clone.text(&format!("keep {number}"));
+            assert_eq!(clone.put(&vec![3; 100_000]), "300000");
+            assert_eq!(clone.ask("get 100000").unwrap().len(), 100_000);
+            // Timers run.
+            let slept: u64 = clone.text("clock 100").parse().unwrap();
+            assert!((100_000..2_000_000).contains(&slept), "{slept}");
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let (original, mut client) = start_named(on);
+    client.text("keep the secret");
+    let template = original.capture().unwrap();
+    let (machine, mut clone) = restore(&template);
+    assert_eq!(clone.text("kept"), "the secret");
+    template.with_working_set(machine.written()).save(&path, b"a test's own").unwrap();
+    println!("{} KiB", std::fs::metadata(&path).unwrap().len() >> 10);
+    drop((clone, machine, template, client, original));
+
+    let name = std::thread::current().name().unwrap().to_owned();
+    let other = Command::new(std::env::current_exe().unwrap())
+        .args([&name, "--exact", "--ignored", "--nocapture"])
+        .env(SAVED, &path)
+        .output()
+        .unwrap();
+    let output = String::from_utf8_lossy(&other.stdout).into_owned();
+    assert!(other.status.success(), "{output}{}", String::from_utf8_lossy(&other.stderr));
+    assert!(output.contains("loaded in"), "it ran: {output}");
+    println!("{output}");
+    // And in this one.
+    let (template, _) = load(on, &path).unwrap();
+    let (_machine, mut clone) = restore(&template);
+    assert_eq!(clone.text("kept"), "the secret");
+}
+
+fn a_clone_s_clone_is_saved_whole(on: &Setup) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let (original, mut client) = start_named(on);
+    client.text("keep 0");
+    let mut template = original.capture().unwrap();
+    for generation in 1..4 {
+        let (machine, mut clone) = restore(&template);
+        assert_eq!(clone.text("kept"), (generation - 1).to_string());
+        clone.text(&format!("keep {generation}"));
+        template = machine.capture().unwrap();
+        template.save(&path, &[generation]).unwrap();
+        let (loaded, about) = load(on, &path).unwrap();
+        assert_eq!((about, loaded.ram()), (vec![generation], template.ram()));
+        let (machine, mut clone) = restore(&loaded);
+        assert_eq!(clone.text("kept"), generation.to_string());
+        // What was loaded is kept again.
+        template = machine.capture().unwrap();
+    }
+}
+
+fn a_damaged_file_gives_no_machine(on: &Setup) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let (original, _client) = start_named(on);
+    original.capture().unwrap().save(&path, b"about").unwrap();
+    let damaged = folder.path().join("damaged");
+    std::fs::copy(&path, &damaged).unwrap();
+    let mut permissions = std::fs::metadata(&damaged).unwrap().permissions();
+    std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o600);
+    std::fs::set_permissions(&damaged, permissions).unwrap();
+    let length = std::fs::metadata(&path).unwrap().len();
+    let file = std::fs::File::options().read(true).write(true).open(&damaged).unwrap();
+    // The state is at the end, the memory before, the header at the front.
+    for at in (0..40).map(|part| (length - 1) * part / 40).chain((length - 20_000..length).step_by(1013)) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+        let error = load(on, &damaged).map(drop).expect_err("damage went unnoticed");
+        assert!(["snapshot_corrupt", "not_a_snapshot"].contains(&error.code()), "{at}: {error}");
+        file.write_all_at(&byte, at).unwrap();
+    }
+    load(on, &damaged).unwrap();
+    file.set_len(length - 1).unwrap();
+    assert_eq!(load(on, &damaged).err().unwrap().code(), "snapshot_truncated");
+}
+
+fn a_file_of_other_images_gives_no_machine(on: &Setup) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let unnamed = on.start("serve");
+    assert_eq!(unnamed.capture().unwrap().save(&path, &[]).unwrap_err().code(), "unsupported_here");
+    let (original, _client) = start_named(on);
+    original.capture().unwrap().save(&path, &[]).unwrap();
+    let own = digests(&on.spec("serve"));
+    let root = guest::initramfs();
+    let others = [
+        (ImageDigests { kernel: "0".into(), ..own.clone() }, "its kernel is"),
+        (ImageDigests { initramfs: "0".into(), ..own.clone() }, "its initramfs is"),
+        (ImageDigests { root: Some("0".into()), ..own }, "its root image is none"),
+    ];
+    for (images, part) in others {
+        let root = images.root.as_ref().map(|_| root.as_path());
+        let error = on.backend().load(&path, &images, root).map(drop).expect_err("another's");
+        assert_eq!(error.code(), "snapshot_foreign");
+        assert!(error.to_string().contains(part), "{error}");
+    }
 }

@@ -121,6 +121,10 @@ pub enum BackendError {
         /// What does not fit or could not be had.
         detail: String,
     },
+    /// A snapshot file cannot be read or written.
+    #[cfg(target_os = "linux")]
+    #[error("{0}")]
+    Snapshot(#[from] crate::snapshot::SnapshotError),
     /// This backend cannot do that.
     #[error("this backend cannot do that: {what}")]
     Unsupported {
@@ -162,6 +166,8 @@ impl BackendError {
             Self::Crashed { .. } => "vm_crashed",
             Self::Hypervisor(_) => "hypervisor_refused",
             Self::Prepare { .. } => "vm_prepare_failed",
+            #[cfg(target_os = "linux")]
+            Self::Snapshot(error) => error.code(),
             Self::Unsupported { .. } => "unsupported_here",
             Self::Killed => "vm_killed",
             Self::StuckProcess { .. } => "vm_stuck",
@@ -215,6 +221,8 @@ impl BackendError {
             Self::Prepare { .. } => {
                 "Look at the cause: usually too little memory for the guest, or a limit of this user (ulimit -a)."
             }
+            #[cfg(target_os = "linux")]
+            Self::Snapshot(error) => return error.remedy(),
             Self::Unsupported { .. } => "Use another backend (hayfork doctor lists them), or do without it.",
             Self::Killed => "Start a new machine.",
             Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",

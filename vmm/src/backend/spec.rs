@@ -1,8 +1,12 @@
 //! What a machine is made of, and the limits of that.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use super::BackendError;
 
@@ -42,6 +46,38 @@ pub enum ConsoleVerbosity {
     Debug,
 }
 
+/// The files that a machine is made of, by their BLAKE3 digests (64 hexadecimal digits), as the manifest of an image set gives
+/// them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageDigests {
+    /// The kernel.
+    pub kernel: String,
+    /// The initramfs.
+    pub initramfs: String,
+    /// The root image, if there is one.
+    pub root: Option<String>,
+}
+
+impl ImageDigests {
+    /// Reads the files, for callers without a manifest.
+    ///
+    /// # Errors
+    /// [`BackendError::ImageUnreadable`]
+    pub fn of_files(kernel: &Path, initramfs: &Path, root: Option<&Path>) -> Result<Self, BackendError> {
+        let digest = |what, path: &Path| {
+            let mut hasher = blake3::Hasher::new();
+            let read = File::open(path).and_then(|mut file| io::copy(&mut file, &mut hasher));
+            read.map_err(|source| BackendError::ImageUnreadable { what, path: path.to_path_buf(), source })?;
+            Ok::<_, BackendError>(hasher.finalize().to_hex().to_string())
+        };
+        Ok(Self {
+            kernel: digest("kernel", kernel)?,
+            initramfs: digest("initramfs", initramfs)?,
+            root: root.map(|root| digest("root image", root)).transpose()?,
+        })
+    }
+}
+
 /// A machine to launch. [`MachineSpec::new`] fills in defaults; the fields are free to change until launch.
 #[derive(Clone, Debug)]
 pub struct MachineSpec {
@@ -53,6 +89,8 @@ pub struct MachineSpec {
     pub initramfs: PathBuf,
     /// The read-only root image (EROFS), the guest's `/dev/vda`; `None` for a guest that needs none.
     pub root_image: Option<PathBuf>,
+    /// What these files are. Without it the machine runs, but cannot be [saved](super::Template::save).
+    pub digests: Option<ImageDigests>,
     /// Guest memory in MiB, [`MIN_MEMORY_MIB`] to [`MAX_MEMORY_MIB`].
     pub memory_mib: u32,
     /// Virtual CPUs, 1 to [`MAX_VCPUS`].
@@ -111,6 +149,7 @@ impl MachineSpec {
             kernel: kernel.into(),
             initramfs: initramfs.into(),
             root_image: None,
+            digests: None,
             memory_mib: DEFAULT_MEMORY_MIB,
             vcpus: 1,
             linger: DEFAULT_LINGER,

@@ -49,6 +49,11 @@ pub(super) fn count(root: bool) -> usize {
     3 + usize::from(root)
 }
 
+/// The devices of a machine in their order, for the identity of one that was saved.
+pub(crate) fn names(root: bool) -> &'static str {
+    if root { "vsock rng console block serial" } else { "vsock rng console serial" }
+}
+
 /// Doorbells of one device, once they are there.
 type Bells = Arc<OnceLock<Vec<Arc<Doorbell>>>>;
 

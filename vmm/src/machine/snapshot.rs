@@ -29,10 +29,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{DevicesState, Machine, Parts, prepare, vcpu_error};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, MAX_VCPUS};
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState, VcpuState};
 use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vcpu, Vm};
-use crate::memory::{GuestRam, ImageError, MemoryImage};
+use crate::memory::{GuestRam, ImageError, MemoryImage, layout};
 
 /// Version of [`MachineState`]. Another version is not read.
 pub const STATE_VERSION: u32 = 1;
@@ -54,6 +54,38 @@ pub struct MachineState {
     pub clock: ClockState,
     /// Devices.
     pub devices: DevicesState,
+}
+
+/// The most entries that a processor's lists have: KVM takes no more of CPUID, and knows some 150 registers.
+const MAX_ENTRIES: usize = 1024;
+
+/// The largest XSAVE area, in bytes; a processor with AMX has 11 KiB.
+const MAX_XSAVE: usize = 64 << 10;
+
+impl MachineState {
+    /// Looks at a state that was read from a file: what each part checks when it is set is not looked at here.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        if self.version != STATE_VERSION {
+            return Err("its state is of another version");
+        }
+        if !(1..=usize::from(MAX_VCPUS)).contains(&self.vcpus.len()) {
+            return Err("its machine has no processors, or more than any can have");
+        }
+        let bounded = |vcpu: &VcpuState| {
+            let lists = [vcpu.cpuid.len(), vcpu.msrs.len(), vcpu.xcrs.len(), vcpu.local_apic.0.len()];
+            lists.into_iter().all(|length| length <= MAX_ENTRIES) && vcpu.xsave.len() <= MAX_XSAVE
+        };
+        if !self.vcpus.iter().all(bounded) {
+            return Err("its processors have more registers than there are");
+        }
+        if self.devices.transports.len() > layout::MAX_DEVICES {
+            return Err("its machine has more devices than any can have");
+        }
+        Ok(())
+    }
 }
 
 /// A machine at rest, to make others of. Nobody can change it.

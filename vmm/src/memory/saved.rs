@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::ops::Range;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegionAddress, WriteVolatile};
@@ -20,7 +21,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegio
 use super::image::failed;
 use super::ram::GuestRam;
 use super::written::{Runs, written};
-use super::{ImageError, SealedImage, layout, unsafe_map, writable_memory};
+use super::{ImageError, PAGE, SealedImage, layout, unsafe_map, writable_memory};
 
 /// Layers at most: each costs mappings in every guest.
 const MAX_LAYERS: usize = 4;
@@ -37,7 +38,7 @@ pub struct MemoryImage {
 
 impl MemoryImage {
     /// RAM of `ram` bytes with the content of one file of memory, whose offsets are guest addresses.
-    pub(crate) fn whole(ram: u64, memory: std::os::fd::OwnedFd) -> Result<Self, ImageError> {
+    pub(crate) fn whole(ram: u64, memory: OwnedFd) -> Result<Self, ImageError> {
         let parts = layout::ram_parts(ram);
         let extents = parts.into_iter().map(|(start, bytes)| start.0..start.0 + bytes).collect();
         Ok(Self { ram, layers: vec![Arc::new(SealedImage::seal_as(memory, extents)?)] })
@@ -46,6 +47,34 @@ impl MemoryImage {
     /// Bytes of RAM.
     pub fn ram(&self) -> u64 {
         self.ram
+    }
+
+    /// RAM of `ram` bytes as it was loaded: whole, and as long as its parts reach.
+    ///
+    /// # Errors
+    /// It is not that long, or cannot be sealed.
+    pub(crate) fn loaded(ram: u64, length: u64, memory: OwnedFd) -> Result<Option<Self>, ImageError> {
+        if ram == 0 || !ram.is_multiple_of(PAGE) || length != span(ram) {
+            return Ok(None);
+        }
+        Self::whole(ram, memory).map(Some)
+    }
+
+    /// Bytes from the first guest address to behind the last.
+    pub(crate) fn span(&self) -> u64 {
+        span(self.ram)
+    }
+
+    /// Where each page that is not a hole is to be found, in order: at its own address in one of the layers.
+    pub(crate) fn pieces(&self) -> Vec<(Range<u64>, BorrowedFd<'_>)> {
+        let mut pieces: Vec<(Range<u64>, BorrowedFd<'_>)> = Vec::new();
+        for layer in &self.layers {
+            // The uppermost layer that covers a page has it, if only as a hole.
+            pieces = without(pieces, layer.extents());
+            pieces.extend(layer.content().into_iter().map(|range| (range, layer.memory())));
+            pieces.sort_unstable_by_key(|(range, _)| range.start);
+        }
+        pieces
     }
 
     /// The layers, lowest first.
@@ -57,6 +86,32 @@ impl MemoryImage {
     pub fn depth(&self) -> usize {
         self.layers.len()
     }
+}
+
+fn span(ram: u64) -> u64 {
+    layout::ram_parts(ram).last().map_or(0, |(start, bytes)| start.0 + bytes)
+}
+
+/// What is left of pieces when these ranges are taken away. Both are in order, and neither has two that overlap.
+fn without<T: Copy>(pieces: Vec<(Range<u64>, T)>, taken: &[Range<u64>]) -> Vec<(Range<u64>, T)> {
+    let mut left = Vec::with_capacity(pieces.len());
+    let mut taken = taken.iter().peekable();
+    for (mut piece, of) in pieces {
+        while taken.next_if(|taken| taken.end <= piece.start).is_some() {}
+        while let Some(next) = taken.peek().filter(|taken| taken.start < piece.end) {
+            if piece.start < next.start {
+                left.push((piece.start..next.start, of));
+            }
+            piece.start = next.end.min(piece.end);
+            if next.end > piece.end || taken.next().is_none() {
+                break;
+            }
+        }
+        if !piece.is_empty() {
+            left.push((piece, of));
+        }
+    }
+    left
 }
 
 impl GuestRam {
@@ -126,8 +181,8 @@ impl GuestRam {
 
     fn file(&self) -> Result<File, ImageError> {
         let memory = writable_memory("hayfork-template")?;
-        let end = layout::ram_parts(self.len()).last().map_or(0, |(start, bytes)| start.0 + bytes);
-        rustix::fs::ftruncate(&memory, end).map_err(failed("sizing memory for a guest's copy"))?;
+        rustix::fs::ftruncate(&memory, span(self.len()))
+            .map_err(failed("sizing memory for a guest's copy"))?;
         Ok(memory.into())
     }
 

@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ready, reaper};
+use super::{Ready, reaper, saved};
 use crate::backend::{
-    BackendError, Channel, ExitReport, HostMemory, Machine as BackendMachine, Template as BackendTemplate,
+    BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
+    Template as BackendTemplate,
 };
 use crate::hypervisor::kvm::KvmVm;
 use crate::machine::{Machine, Template};
@@ -23,13 +25,14 @@ pub(super) struct MonitorMachine {
     machine: Machine<KvmVm>,
     /// For those made of this one.
     ready: Arc<Ready>,
+    digests: Option<ImageDigests>,
     /// The process that launched it.
     owner: u32,
 }
 
 impl MonitorMachine {
-    pub(super) fn new(ready: Arc<Ready>, machine: Machine<KvmVm>) -> Self {
-        Self { machine, ready, owner: std::process::id() }
+    pub(super) fn new(ready: Arc<Ready>, machine: Machine<KvmVm>, digests: Option<ImageDigests>) -> Self {
+        Self { machine, ready, digests, owner: std::process::id() }
     }
 
     fn is_ours(&self) -> bool {
@@ -70,8 +73,8 @@ impl BackendMachine for MonitorMachine {
         if let Some(report) = self.machine.report() {
             return Err(report.into_error());
         }
-        let template = Arc::new(self.machine.capture()?);
-        Ok(Arc::new(MonitorTemplate { template, ready: Arc::clone(&self.ready) }))
+        let template = self.machine.capture()?;
+        Ok(Arc::new(MonitorTemplate::new(Arc::clone(&self.ready), template, self.digests.clone())))
     }
 
     fn written(&self) -> Vec<Range<u64>> {
@@ -107,23 +110,39 @@ impl Drop for MonitorMachine {
 
 /// A guest at rest, and what its clones are made with.
 #[derive(Debug)]
-struct MonitorTemplate {
+pub(super) struct MonitorTemplate {
     template: Arc<Template>,
     ready: Arc<Ready>,
+    digests: Option<ImageDigests>,
+}
+
+impl MonitorTemplate {
+    pub(super) fn new(ready: Arc<Ready>, template: Template, digests: Option<ImageDigests>) -> Self {
+        Self { template: Arc::new(template), ready, digests }
+    }
 }
 
 impl BackendTemplate for MonitorTemplate {
     fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
         let machine = Machine::resume_from(&self.ready.hypervisor, &self.template)?;
-        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine)))
+        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone())))
     }
 
     fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {
-        let template = Arc::new(self.template.with_working_set(pages));
-        Arc::new(Self { template, ready: Arc::clone(&self.ready) })
+        let template = self.template.with_working_set(pages);
+        Arc::new(Self::new(Arc::clone(&self.ready), template, self.digests.clone()))
     }
 
     fn ram(&self) -> u64 {
         self.template.memory().ram()
+    }
+
+    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
+        let Some(digests) = &self.digests else {
+            return Err(BackendError::Unsupported {
+                what: "a machine whose files are not named by digests cannot be saved",
+            });
+        };
+        saved::save(&self.template, &self.ready.identity(digests)?, path, about)
     }
 }

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use std::io::Read;
+
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
@@ -103,4 +105,50 @@ fn memory_beyond_the_device_gap_is_kept_too() {
     let clone = GuestRam::of_image(&Arc::new(ram.capture().unwrap())).unwrap();
     let read = |at| clone.memory().read_obj::<u64>(GuestAddress(at)).unwrap();
     assert_eq!((read(layout::RAM_ABOVE_GAP.0 + 8192), read(8192)), (1, 2));
+}
+
+#[test]
+fn what_is_taken_away_is_gone_and_nothing_else() {
+    let pieces = vec![(0..10, 'a'), (20..30, 'b'), (40..50, 'c')];
+    let left = |taken: &[Range<u64>]| without(pieces.clone(), taken);
+    assert_eq!(left(&[]), pieces);
+    assert_eq!(left(&[10..20, 30..40, 60..70]), pieces);
+    assert_eq!(left(std::slice::from_ref(&(0..100))), []);
+    assert_eq!(
+        left(&[2..4, 6..7, 9..22, 25..26]),
+        [(0..2, 'a'), (4..6, 'a'), (7..9, 'a'), (22..25, 'b'), (26..30, 'b'), (40..50, 'c')]
+    );
+    assert_eq!(left(&[5..45, 48..49]), [(0..5, 'a'), (45..48, 'c'), (49..50, 'c')]);
+}
+
+#[test]
+fn pieces_are_what_a_clone_sees() {
+    let ram = GuestRam::new(2 << 20).unwrap();
+    let write = |ram: &GuestRam, page: u64, byte: u8| {
+        ram.memory().write_slice(&vec![byte; 4096], GuestAddress(page * PAGE)).unwrap();
+    };
+    (0..100).for_each(|page| write(&ram, page, 1));
+    let mut image = Arc::new(ram.capture().unwrap());
+    for (layer, pages) in [(2, vec![5, 6, 40, 300]), (3, vec![6, 99, 301]), (4, vec![0, 7, 511])] {
+        let clone = GuestRam::of_image(&image).unwrap();
+        for page in pages {
+            write(&clone, page, layer);
+        }
+        image = Arc::new(clone.capture().unwrap());
+    }
+    assert_eq!(image.depth(), 4);
+    let mut seen = vec![0; 2 << 20];
+    GuestRam::of_image(&image).unwrap().memory().read_slice(&mut seen, GuestAddress(0)).unwrap();
+    let mut found = vec![0; 2 << 20];
+    let mut end = 0;
+    for (range, memory) in image.pieces() {
+        assert!(range.start >= end && !range.is_empty());
+        end = range.end;
+        let mut file = File::from(memory.try_clone_to_owned().unwrap());
+        file.seek(SeekFrom::Start(range.start)).unwrap();
+        let range = usize::try_from(range.start).unwrap()..usize::try_from(range.end).unwrap();
+        file.read_exact(&mut found[range]).unwrap();
+    }
+    assert!(found == seen);
+    assert_eq!([0, 5, 6, 7, 99, 300, 511].map(|page| seen[page << 12]), [4, 2, 3, 4, 3, 2, 4]);
 }
