@@ -31,8 +31,8 @@ use self::images::Images;
 use self::machine::{MonitorMachine, MonitorTemplate};
 
 pub use reaper::settle;
-#[doc(hidden)]
-pub use saved::examine;
+#[cfg(any(test, feature = "testing"))]
+pub use saved::testing;
 
 /// Most processors of a guest: as many as its kernel is built for.
 const MAX_VCPUS: u8 = 8;

@@ -41,6 +41,9 @@ mod identity;
 mod read;
 mod write;
 
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
 #[cfg(test)]
 mod tests;
 

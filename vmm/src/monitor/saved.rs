@@ -146,21 +146,82 @@ fn state<S: Source>(file: &Admitted<S>) -> Result<(Saved<MachineState>, Vec<Rang
     Ok((saved, file.working_set()?))
 }
 
-/// Reads all that a file says about a monitor's machine, and gives nothing back: for tests that feed it anything.
-///
-/// # Errors
-/// Whatever is wrong with it.
-#[doc(hidden)]
-pub fn examine<S: Source>(file: &Admitted<S>) -> Result<(), BackendError> {
-    let (saved, _) = state(file)?;
-    let LoadedMemory { memory, length, .. } = file.memory(NAME)?;
-    let memory = MemoryImage::loaded(saved.ram, length, memory).map_err(super::prepare)?;
-    memory.map(drop).ok_or_else(|| file.bad_state("its memory is not that of its machine").into())
-}
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::snapshot::testing::{Parts, encode, words};
+
+    const RAM: u64 = 64 << 10;
+
+    fn verdict(parts: &Parts) -> Result<(), &'static str> {
+        let bytes = parts.forge(StateKind::Monitor);
+        let file = SnapshotFile::of(&bytes[..], Path::new("f")).map_err(|error| error.code())?;
+        let file = file.admit(&Identity::new("t"), StateKind::Monitor).map_err(|error| error.code())?;
+        testing::examine(&file).map_err(|error| error.code())
+    }
+
+    fn sample() -> Parts {
+        Parts {
+            identity: encode(&Identity::new("t")),
+            extents: words(&[RAM, 0, 4096]),
+            memory: vec![1; 4096],
+            state: testing::sample(RAM),
+            ..Parts::default()
+        }
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_is_refused_though_its_digest_is_right() {
+        verdict(&sample()).unwrap();
+        let states = [
+            Vec::new(),
+            testing::sample(0),
+            testing::sample(RAM + 1),
+            testing::sample(RAM * 2),
+            testing::sample(u64::MAX),
+            [testing::sample(RAM), vec![0]].concat(),
+        ];
+        for state in states {
+            assert_eq!(verdict(&Parts { state, ..sample() }), Err("snapshot_corrupt"));
+        }
+        let good = testing::sample(RAM);
+        for length in 0..good.len() {
+            assert!(verdict(&Parts { state: good[..length].to_vec(), ..sample() }).is_err(), "{length}");
+        }
+        let edited = |edit: fn(&mut MachineState)| {
+            let mut saved: Saved<MachineState> = postcard::from_bytes(&good).unwrap();
+            edit(&mut saved.machine);
+            verdict(&Parts { state: postcard::to_allocvec(&saved).unwrap(), ..sample() })
+        };
+        edited(|_| ()).unwrap();
+        for edit in [
+            (|machine| machine.version += 1) as fn(&mut MachineState),
+            |machine| machine.vcpus.clear(),
+            |machine| machine.vcpus = vec![machine.vcpus[0].clone(); 33],
+            |machine| machine.vcpus[0].msrs = vec![machine.vcpus[0].msrs[0]; 1025],
+            |machine| machine.vcpus[0].xsave = vec![0; 65 << 10],
+            |machine| machine.devices.transports = vec![machine.devices.transports[0].clone(); 20],
+        ] {
+            assert_eq!(edited(edit), Err("snapshot_corrupt"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_state_makes_the_reader_panic(at in any::<prop::sample::Index>(), bytes in proptest::collection::vec(any::<u8>(), 1..12)) {
+            let mut parts = sample();
+            let at = at.index(parts.state.len());
+            for (place, byte) in parts.state[at..].iter_mut().zip(bytes) {
+                *place = byte;
+            }
+            let _ = verdict(&parts);
+        }
+    }
 
     #[test]
     fn the_core_that_was_asked_makes_no_difference_and_a_feature_does() {

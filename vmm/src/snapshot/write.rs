@@ -218,7 +218,7 @@ impl Aside {
             Some(folder) if folder != Path::new("") => folder.to_path_buf(),
             _ => PathBuf::from("."),
         };
-        let mut this = match open(&folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR) {
+        let mut this = match nameless(&folder) {
             Ok(file) => Self { file: file.into(), path: path.to_path_buf(), folder, name: None },
             // The file system has no files without a name (or the kernel).
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => Self::named(path, folder)?,
@@ -286,6 +286,17 @@ impl Drop for Aside {
         }
     }
 }
+
+/// A file of the folder without a name.
+fn nameless(folder: &Path) -> rustix::io::Result<std::os::fd::OwnedFd> {
+    if cfg!(test) && std::env::var_os(WITHOUT_NAMELESS).is_some() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR)
+}
+
+/// Set where tests want a file system that has no files without a name.
+pub(super) const WITHOUT_NAMELESS: &str = "HAYFORK_TEST_WITHOUT_NAMELESS_FILES";
 
 /// Names for files that are not finished.
 fn names(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {

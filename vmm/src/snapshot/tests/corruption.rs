@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::format::{Header, Kind, SECTIONS, Section};
+use super::super::format::{Header, SECTIONS, Section};
 use super::*;
 
 /// The outcome of a damaged file's reading.
@@ -84,23 +84,8 @@ fn a_block_that_never_reached_the_disk_is_noticed() {
 
 /// A file whose digests are right and whose content is anything.
 fn forge(parts: [&[u8]; SECTIONS]) -> Vec<u8> {
-    let kinds = [
-        Kind::Memory,
-        Kind::Identity,
-        Kind::About,
-        Kind::Extents,
-        Kind::WorkingSet,
-        Kind::State(StateKind::Qemu),
-    ];
-    let mut offset = HEADER;
-    let sections = std::array::from_fn(|index| {
-        let length = parts[index].len() as u64;
-        let section =
-            Section { kind: kinds[index], offset, length, digest: *blake3::hash(parts[index]).as_bytes() };
-        offset += length;
-        section
-    });
-    [Header { sections }.to_bytes(), parts.concat()].concat()
+    let [memory, identity, about, extents, working_set, state] = parts.map(<[u8]>::to_vec);
+    testing::Parts { memory, identity, about, extents, working_set, state }.forge(StateKind::Qemu)
 }
 
 /// Puts a number into a header, with a digest that is right.

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::super::write::WITHOUT_NAMELESS;
 use super::*;
 
 /// Set in the processes that this test starts: the folder to write to.
@@ -41,15 +42,19 @@ fn a_writer_of_another_process() {
     let Some(folder) = std::env::var_os(CHILD) else { return };
     let path = Path::new(&folder).join("saved");
     let samples = [version(1), version(2), version(3)];
-    println!("writing");
-    std::io::stdout().flush().unwrap();
     for sample in samples.iter().cycle() {
+        println!("\nwriting");
+        std::io::stdout().flush().unwrap();
         sample.save(&path).unwrap();
     }
 }
 
-fn start_writer(folder: &Path) -> std::process::Child {
-    Command::new(std::env::current_exe().unwrap())
+fn start_writer(folder: &Path, with_names: bool) -> std::process::Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    if with_names {
+        command.env(WITHOUT_NAMELESS, "1");
+    }
+    command
         .args(["snapshot::tests::crash::a_writer_of_another_process", "--exact", "--nocapture"])
         .env(CHILD, folder)
         .stdout(Stdio::piped())
@@ -59,19 +64,30 @@ fn start_writer(folder: &Path) -> std::process::Child {
 
 #[test]
 fn a_writer_that_is_killed_leaves_the_old_file_and_nothing_that_stays() {
+    killed_writers(false);
+}
+
+#[test]
+fn and_so_it_is_where_every_file_must_have_a_name() {
+    assert!(killed_writers(true) > 0, "some were killed while they wrote");
+}
+
+/// Kills many writers, and gives how many left a file that was not finished.
+fn killed_writers(with_names: bool) -> usize {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
     version(9).save(&path).unwrap();
     let (mut seen, mut left) = ([0; 10], 0);
-    for round in 0..60u64 {
-        let mut writer = start_writer(folder.path());
-        // Until it says that it writes.
+    for round in 0..40u64 {
+        let mut writer = start_writer(folder.path(), with_names);
+        // Every third has written one, each is writing another.
+        let mut writes = 1 + u32::from(round % 3 == 0);
         let mut line = String::new();
         let mut output = std::io::BufReader::new(writer.stdout.take().unwrap());
-        while line != "writing" {
+        while writes > 0 {
             line.clear();
             assert!(std::io::BufRead::read_line(&mut output, &mut line).unwrap() > 0);
-            line = line.trim_end().rsplit(' ').next().unwrap_or_default().to_owned();
+            writes -= u32::from(line == "writing\n");
         }
         // Spread over the time that some writes take, without a pattern.
         std::thread::sleep(Duration::from_micros(round * 7_919 % 60_000));
@@ -83,8 +99,9 @@ fn a_writer_that_is_killed_leaves_the_old_file_and_nothing_that_stays() {
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, ["saved"]);
     }
-    println!("versions found after 60 kills: {seen:?}; leftovers removed: {left}");
+    println!("versions found after 40 kills: {seen:?}; leftovers removed: {left}");
     assert!(seen[1..4].iter().sum::<u32>() > 0, "some writes came to their end");
+    left
 }
 
 #[test]
