@@ -31,6 +31,7 @@ mod running;
 mod sandbox;
 mod signals;
 mod snapshot;
+pub mod store;
 pub mod text;
 mod unsafe_watch;
 
