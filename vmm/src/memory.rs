@@ -18,6 +18,7 @@
 
 mod image;
 pub mod layout;
+mod proc;
 mod ram;
 mod resident;
 mod saved;
@@ -28,9 +29,11 @@ mod written;
 mod tests;
 
 pub(crate) use image::writable_memory;
-pub use image::{ImageError, SealedImage};
+pub use image::{ForeignImage, ImageError, SealedImage};
+pub use proc::keep_open;
 pub use ram::{GuestRam, MemoryError};
 pub use resident::Resident;
+pub(crate) use saved::MAX_LAYERS;
 pub use saved::MemoryImage;
 
 /// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.

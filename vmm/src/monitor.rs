@@ -30,6 +30,7 @@ use crate::snapshot::Identity;
 use self::images::Images;
 use self::machine::{MonitorMachine, MonitorTemplate};
 
+pub(crate) use machine::GAP;
 pub use reaper::settle;
 #[cfg(any(test, feature = "testing"))]
 pub use saved::testing;
@@ -127,16 +128,25 @@ impl Backend for Monitor {
     }
 
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn BackendMachine>, BackendError> {
-        spec.validate()?;
         let ready = self.ready()?;
-        let most = ready.capabilities.max_vcpus;
+        let blueprint = self.blueprint(spec, ready.capabilities.max_vcpus)?;
+        let machine = Machine::start(&ready.hypervisor, blueprint)?;
+        tracing::debug!(name = spec.name, "started a virtual machine");
+        Ok(Box::new(MonitorMachine::new(ready, machine)))
+    }
+}
+
+impl Monitor {
+    /// Checks a spec, and gets everything that its machine is made of. `most` processors are to be had.
+    pub(crate) fn blueprint(&self, spec: &MachineSpec, most: u8) -> Result<Blueprint, BackendError> {
+        spec.validate()?;
         if spec.vcpus > most {
             return Err(BackendError::BadSpec(SpecError::VcpusHere { given: spec.vcpus, most }));
         }
         let kernel = self.images.kernel(&spec.kernel)?;
         let initramfs = self.images.initramfs(&spec.initramfs)?;
         let root = spec.root_image.as_deref().map(|path| images::open("root image", path)).transpose()?;
-        let blueprint = Blueprint {
+        Ok(Blueprint {
             ram: u64::from(spec.memory_mib) << 20,
             vcpus: spec.vcpus,
             kernel,
@@ -145,6 +155,7 @@ impl Backend for Monitor {
             root,
             command_line: spec.command_line(&format!("vsock:{AGENT_PORT}")),
             console_bytes: spec.console_bytes,
+<<<<<<< HEAD
         };
         let machine = Machine::start(&ready.hypervisor, blueprint)?;
         tracing::debug!(name = spec.name, "started a virtual machine");
@@ -162,5 +173,8 @@ impl Backend for Monitor {
         let root = root_image.map(|path| images::open("root image", path)).transpose()?;
         let (template, about) = saved::load(path, &identity, root)?;
         Ok((Arc::new(MonitorTemplate::new(ready, template, Some(images.clone()))), about))
+=======
+        })
+>>>>>>> 4750811 (Worker processes: the monitor's machines, one in each, confined to what they need)
     }
 }

@@ -55,9 +55,9 @@ impl Killer {
 }
 
 impl Process {
-    /// Starts `command`, standard input from `/dev/null`. Only [`spawn`] calls this, in its thread.
+    /// Starts `command`. Only [`spawn`] calls this, in its thread.
     pub(crate) fn start(mut command: Command) -> io::Result<Self> {
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let pid = Pid::from_child(&child);
         let handle = match pidfd_open(pid, PidfdFlags::empty()) {
             Ok(handle) => handle,
@@ -80,6 +80,20 @@ impl Process {
     /// The process id; somebody else's after the status was collected.
     pub fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Waits until it has ended, at most until `deadline`; `None` if it has not. What it has written is not read before.
+    pub fn wait_for_end(&mut self, deadline: Instant) -> Option<ProcessStatus> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Fails only for times that are as good as none.
+            let timeout = Timespec::try_from(left).ok();
+            match poll(&mut [PollFd::new(&*self.handle, PollFlags::IN)], timeout.as_ref()) {
+                Ok(1..) => return Some(self.collect()),
+                _ if left.is_zero() => return None,
+                _ => {}
+            }
+        }
     }
 
     /// What kills it from another thread.

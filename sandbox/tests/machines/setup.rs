@@ -5,9 +5,21 @@ use hayfork_vmm::backend::{Backend, KernelFlavour, Machine, MachineSpec};
 
 use crate::guest;
 
+/// Where guests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In this process.
+    Here,
+    /// In the monitor's worker processes.
+    Worker,
+    /// In QEMU's.
+    Qemu,
+}
+
 /// A backend of this host, and machines for it.
 pub(crate) struct Setup {
     backend: Box<dyn Backend>,
+    place: Place,
     flavour: KernelFlavour,
     vcpus: u8,
 }
@@ -25,32 +37,43 @@ impl Setup {
             Ok(other) => panic!("HAYFORK_TEST_ACCELERATOR is kvm or tcg, not {other}"),
         };
         let backend = Qemu::new(QemuOptions { accelerator, ..QemuOptions::default() });
-        Some(Self { backend: Box::new(backend), flavour: KernelFlavour::Plain, vcpus: 1 })
+        Some(Self { backend: Box::new(backend), place: Place::Qemu, flavour: KernelFlavour::Plain, vcpus: 1 })
     }
 
     /// The monitor; `None`, having said so, on a host without a hypervisor.
     pub(crate) fn monitor() -> Option<Self> {
-        Self::monitor_with(1)
+        Self::monitor_with(1, Place::Here)
     }
 
     /// The monitor with two virtual CPUs in each machine.
     pub(crate) fn monitor_2_vcpus() -> Option<Self> {
-        Self::monitor_with(2)
+        Self::monitor_with(2, Place::Here)
+    }
+
+    /// The monitor in worker processes.
+    pub(crate) fn worker() -> Option<Self> {
+        Self::monitor_with(1, Place::Worker)
+    }
+
+    /// The same with two virtual CPUs in each machine.
+    pub(crate) fn worker_2_vcpus() -> Option<Self> {
+        Self::monitor_with(2, Place::Worker)
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn monitor_with(vcpus: u8) -> Option<Self> {
+    fn monitor_with(vcpus: u8, place: Place) -> Option<Self> {
         use hayfork_vmm::backend::BackendError;
         use hayfork_vmm::hypervisor::probe::{Verdict, probe};
 
         if !is_wanted("monitor") {
             return None;
         }
-        let backend = hayfork_vmm::monitor::Monitor::new();
+        let backend: Box<dyn Backend> = match place {
+            Place::Worker => Box::new(workers()),
+            _ => Box::new(hayfork_vmm::monitor::Monitor::new()),
+        };
         match backend.check() {
-            Ok(capabilities) => {
-                Some(Self { backend: Box::new(backend), flavour: capabilities.kernel, vcpus })
-            }
+            Ok(capabilities) => Some(Self { backend, place, flavour: capabilities.kernel, vcpus }),
             Err(BackendError::AcceleratorUnusable { detail, .. }) => {
                 let verdict = probe().verdict;
                 let is_usable = matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. });
@@ -63,7 +86,7 @@ impl Setup {
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    fn monitor_with(_vcpus: u8) -> Option<Self> {
+    fn monitor_with(_vcpus: u8, _place: Place) -> Option<Self> {
         println!("skipped: there is no monitor for this processor");
         None
     }
@@ -72,9 +95,14 @@ impl Setup {
         &*self.backend
     }
 
-    /// Whether guests run in this process.
+    /// Whether guests run on the monitor.
     pub(crate) fn is_monitor(&self) -> bool {
-        self.backend.name() == "monitor"
+        self.place != Place::Qemu
+    }
+
+    /// Whether guests run in this process.
+    pub(crate) fn is_here(&self) -> bool {
+        self.place == Place::Here
     }
 
     /// A machine that does `test`; see `init.rs`.
@@ -91,6 +119,31 @@ impl Setup {
     pub(crate) fn start(&self, test: &str) -> Box<dyn Machine> {
         self.launch(&self.spec(test))
     }
+}
+
+/// Workers with the program that belongs to these tests: cargo builds programs of other packages only when it is told to.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn workers() -> hayfork_vmm::worker::Workers {
+    use std::path::Path;
+    use std::process::Command;
+
+    use hayfork_vmm::worker::{BINARY_NAME, BINARY_VARIABLE, Workers, WorkersOptions};
+
+    if std::env::var_os(BINARY_VARIABLE).is_some() {
+        return Workers::default();
+    }
+    static BUILT: std::sync::Once = std::sync::Once::new();
+    BUILT.call_once(|| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--package", "hayfork-vmm", "--bin", BINARY_NAME, "--manifest-path"])
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+            .status();
+        assert!(built.is_ok_and(|status| status.success()), "{BINARY_NAME} does not compile");
+    });
+    let program = std::env::current_exe().unwrap();
+    let binary = program.ancestors().nth(2).unwrap().join(BINARY_NAME);
+    Workers::new(WorkersOptions { binary: Some(binary) })
 }
 
 /// Whether the backend of this name is to be tested: unless `HAYFORK_BACKEND` names another.

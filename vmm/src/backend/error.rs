@@ -131,6 +131,36 @@ pub enum BackendError {
         /// What was asked of it.
         what: &'static str,
     },
+    /// The program for worker processes was not found.
+    #[error("the program hayfork-worker was not found: looked for {looked_for}")]
+    WorkerMissing {
+        /// The places that were searched.
+        looked_for: String,
+    },
+    /// The file is there, but does not work as one.
+    #[error("{} does not work as hayfork's worker: {detail}", path.display())]
+    WorkerUnusable {
+        /// The program.
+        path: PathBuf,
+        /// What it said or did.
+        detail: String,
+    },
+    /// A worker process does not do what it is asked any more, and was killed.
+    #[error("the virtual machine's worker process was killed: {detail}")]
+    WorkerLost {
+        /// What it did, or did not.
+        detail: String,
+    },
+    /// An error in a worker process. Code and remedy are those of the error there.
+    #[error("{message}")]
+    InWorker {
+        /// The code of the error there.
+        code: &'static str,
+        /// What happened, with its causes.
+        message: String,
+        /// What to do.
+        remedy: String,
+    },
     /// The machine was killed by its owner.
     #[error("the virtual machine was killed")]
     Killed,
@@ -169,10 +199,35 @@ impl BackendError {
             #[cfg(target_os = "linux")]
             Self::Snapshot(error) => error.code(),
             Self::Unsupported { .. } => "unsupported_here",
+            Self::WorkerMissing { .. } => "worker_missing",
+            Self::WorkerUnusable { .. } => "worker_unusable",
+            Self::WorkerLost { .. } => "worker_lost",
+            Self::InWorker { code, .. } => code,
             Self::Killed => "vm_killed",
             Self::StuckProcess { .. } => "vm_stuck",
             Self::ForkedProcess => "forked_process",
         }
+    }
+
+    /// The code of that name, if one of these errors has it.
+    pub(crate) fn known_code(name: &str) -> Option<&'static str> {
+        const CODES: &[&str] = &[
+            "accelerator_unusable",
+            "bad_machine_spec",
+            "memory_too_small",
+            "image_unreadable",
+            "spawn_failed",
+            "kernel_panic",
+            "boot_timeout",
+            "guest_powered_off",
+            "vm_exited",
+            "vm_crashed",
+            "hypervisor_refused",
+            "vm_prepare_failed",
+            "unsupported_here",
+            "vm_killed",
+        ];
+        CODES.iter().find(|code| **code == name).copied()
     }
 
     /// What to do about it, in one or two sentences.
@@ -224,6 +279,14 @@ impl BackendError {
             #[cfg(target_os = "linux")]
             Self::Snapshot(error) => return error.remedy(),
             Self::Unsupported { .. } => "Use another backend (hayfork doctor lists them), or do without it.",
+            Self::WorkerMissing { .. } => {
+                "Install hayfork's package whole, or set HAYFORK_WORKER to the path of hayfork-worker (cargo build -p hayfork-vmm builds one); isolation=\"process\" works without it."
+            }
+            Self::WorkerUnusable { .. } => {
+                "Install or build hayfork-worker of the same version, and see that it may be executed (HAYFORK_WORKER names another one)."
+            }
+            Self::WorkerLost { .. } => "Start a new machine. Do not trust what the guest said last.",
+            Self::InWorker { remedy, .. } => return Cow::Owned(remedy.clone()),
             Self::Killed => "Start a new machine.",
             Self::StuckProcess { .. } => "The host's kernel does not end the process: look into its log.",
             Self::ForkedProcess => {

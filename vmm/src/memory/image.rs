@@ -5,7 +5,9 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fstat, ftruncate, memfd_create, seek};
+use rustix::fs::{
+    MemfdFlags, SealFlags, SeekFrom, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create, seek,
+};
 use rustix::io::Errno;
 
 use super::PAGE;
@@ -23,6 +25,18 @@ pub enum ImageError {
         #[source]
         source: io::Error,
     },
+}
+
+/// Why memory from another process is no image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ForeignImage {
+    /// Its owner could still change it, or it is no such memory at all.
+    #[error("it is no sealed memory")]
+    NotSealed,
+    /// Extents that are not whole pages inside of it, in order.
+    #[error("its parts do not lie inside of it")]
+    Extents,
 }
 
 pub(super) fn failed<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> ImageError {
@@ -69,6 +83,27 @@ impl SealedImage {
         Ok(Self { extents, ..image })
     }
 
+    /// Takes sealed memory that another process made, with the extents that it had there.
+    ///
+    /// # Errors
+    /// [`ForeignImage`]
+    pub(crate) fn adopt(memory: OwnedFd, extents: Vec<Range<u64>>) -> Result<Self, ForeignImage> {
+        let seals = fcntl_get_seals(&memory).map_err(|_| ForeignImage::NotSealed)?;
+        if !seals.contains(SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(ForeignImage::NotSealed);
+        }
+        let len = fstat(&memory).map_err(|_| ForeignImage::NotSealed)?.st_size.cast_unsigned();
+        let mut last = 0;
+        for extent in &extents {
+            let whole = extent.start.is_multiple_of(PAGE) && extent.end.is_multiple_of(PAGE);
+            if !whole || extent.start < last || extent.end <= extent.start || extent.end > len {
+                return Err(ForeignImage::Extents);
+            }
+            last = extent.end;
+        }
+        if len.is_multiple_of(PAGE) { Ok(Self { memory, len, extents }) } else { Err(ForeignImage::Extents) }
+    }
+
     /// Bytes, in whole pages, holes included.
     pub fn len(&self) -> u64 {
         self.len
@@ -90,8 +125,8 @@ impl SealedImage {
         extents(self.memory.as_fd()).unwrap_or_else(|_| self.extents.clone())
     }
 
-    /// The memory, to be mapped.
-    pub(super) fn memory(&self) -> BorrowedFd<'_> {
+    /// The memory, to be mapped or handed to another process.
+    pub(crate) fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 }

@@ -1,16 +1,19 @@
 //! How much of a guest's RAM is there: pages that the host had to give, and pages of images that guests share.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::ops::Range;
 
-/// Bytes of guest RAM that take host memory.
+use super::proc;
+
+/// Bytes that take host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resident {
-    /// Pages of this guest alone.
+    /// Pages of guest RAM that are this guest's alone.
     pub own: u64,
     /// Unchanged pages of images, which other guests may use too.
     pub shared: u64,
+    /// What the process has written outside of guest RAM.
+    pub rest: u64,
 }
 
 /// Asks the kernel about the mappings of this process that lie in `ranges` of addresses.
@@ -19,7 +22,7 @@ pub struct Resident {
 /// The kernel does not say.
 pub(super) fn resident(ranges: &[Range<u64>]) -> io::Result<Resident> {
     // `smaps` and not `smaps_rollup`: the process has much else.
-    count(BufReader::new(File::open("/proc/self/smaps")?), ranges)
+    count(BufReader::new(proc::smaps()?), ranges)
 }
 
 fn count(smaps: impl BufRead, ranges: &[Range<u64>]) -> io::Result<Resident> {
@@ -30,12 +33,13 @@ fn count(smaps: impl BufRead, ranges: &[Range<u64>]) -> io::Result<Resident> {
         let Some((name, rest)) = line.split_once(char::is_whitespace) else { continue };
         if let Some(mapping) = addresses(name) {
             inside = ranges.iter().any(|range| range.start <= mapping.start && mapping.end <= range.end);
-        } else if inside {
+        } else {
             let kib = || rest.trim().strip_suffix(" kB").and_then(|number| number.parse::<u64>().ok());
             match name {
                 // Private pages of an image that were written are anonymous too.
-                "Anonymous:" => sum.own += kib().unwrap_or(0) << 10,
-                "Rss:" => sum.shared += kib().unwrap_or(0) << 10,
+                "Anonymous:" if inside => sum.own += kib().unwrap_or(0) << 10,
+                "Rss:" if inside => sum.shared += kib().unwrap_or(0) << 10,
+                "Private_Dirty:" if !inside => sum.rest += kib().unwrap_or(0) << 10,
                 _ => {}
             }
         }
@@ -66,14 +70,15 @@ Rss:                 600 kB\n\
 Anonymous:            20 kB\n\
 7f0000200000-7f0000300000 r-xp 00000000 08:01 9 /usr/lib/x.so\n\
 Rss:                 999 kB\n\
+Private_Dirty:         8 kB\n\
 Anonymous:           999 kB\n";
 
     #[test]
     fn only_mappings_inside_count() {
         let range = 0x7f00_0000_0000..0x7f00_0020_0000;
         let found = count(SMAPS.as_bytes(), &[range]).unwrap();
-        assert_eq!(found, Resident { own: 120 << 10, shared: 580 << 10 });
-        assert_eq!(count(SMAPS.as_bytes(), &[]).unwrap(), Resident::default());
+        assert_eq!(found, Resident { own: 120 << 10, shared: 580 << 10, rest: 8 << 10 });
+        assert_eq!(count(SMAPS.as_bytes(), &[]).unwrap(), Resident { rest: 8 << 10, ..Resident::default() });
         assert_eq!(
             count("nonsense\n1-2\n-\n".as_bytes(), std::slice::from_ref(&(0..9))).unwrap(),
             Resident::default()

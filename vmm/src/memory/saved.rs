@@ -21,10 +21,14 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegio
 use super::image::failed;
 use super::ram::GuestRam;
 use super::written::{Runs, written};
+<<<<<<< HEAD
 use super::{ImageError, PAGE, SealedImage, layout, unsafe_map, writable_memory};
+=======
+use super::{ForeignImage, ImageError, SealedImage, layout, unsafe_map, writable_memory};
+>>>>>>> 4750811 (Worker processes: the monitor's machines, one in each, confined to what they need)
 
 /// Layers at most: each costs mappings in every guest.
-const MAX_LAYERS: usize = 4;
+pub(crate) const MAX_LAYERS: usize = 4;
 
 /// Untouched pages between two written ones that are copied with them: each run of pages is a mapping in every guest.
 const GAP: u64 = 16;
@@ -42,6 +46,22 @@ impl MemoryImage {
         let parts = layout::ram_parts(ram);
         let extents = parts.into_iter().map(|(start, bytes)| start.0..start.0 + bytes).collect();
         Ok(Self { ram, layers: vec![Arc::new(SealedImage::seal_as(memory, extents)?)] })
+    }
+
+    /// RAM of `ram` bytes with layers that another process made, lowest first.
+    ///
+    /// # Errors
+    /// [`ForeignImage::Extents`]: layers that are none, too many, or not of that RAM.
+    pub(crate) fn of_layers(ram: u64, layers: Vec<SealedImage>) -> Result<Self, ForeignImage> {
+        let parts = layout::ram_parts(ram);
+        let fits = |extent: &Range<u64>| {
+            parts.iter().any(|(start, bytes)| start.0 <= extent.start && extent.end <= start.0 + bytes)
+        };
+        let all_fit = layers.iter().flat_map(SealedImage::extents).all(fits);
+        if ram == 0 || !(1..=MAX_LAYERS).contains(&layers.len()) || !all_fit {
+            return Err(ForeignImage::Extents);
+        }
+        Ok(Self { ram, layers: layers.into_iter().map(Arc::new).collect() })
     }
 
     /// Bytes of RAM.
@@ -78,7 +98,7 @@ impl MemoryImage {
     }
 
     /// The layers, lowest first.
-    pub(super) fn layers(&self) -> &[Arc<SealedImage>] {
+    pub(crate) fn layers(&self) -> &[Arc<SealedImage>] {
         &self.layers
     }
 

@@ -3,12 +3,11 @@
 //! `/proc/self/pagemap` says it for each page (Linux, Documentation/admin-guide/mm/pagemap.rst); what it hides from the
 //! unprivileged are addresses only.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::PAGE;
+use super::{PAGE, proc};
 
 /// Bits of an entry.
 const PRESENT: u64 = 1 << 63;
@@ -21,7 +20,7 @@ const BATCH: u64 = 16 * 1024;
 /// Offsets of written pages in `size` bytes of this process's memory from `start` on, whole pages, in order. Runs less than
 /// `gap` pages apart are given as one, with what is between.
 pub(super) fn written(start: u64, size: u64, gap: u64) -> io::Result<Vec<Range<u64>>> {
-    let pagemap = File::open("/proc/self/pagemap")?;
+    let pagemap = proc::pagemap()?;
     let mut runs = Runs { all: Vec::new(), gap: gap * PAGE };
     let pages = size / PAGE;
     let mut entries = vec![0; usize::try_from(BATCH.min(pages)).unwrap_or(0) * 8];

@@ -15,7 +15,7 @@ use crate::hypervisor::kvm::KvmVm;
 use crate::machine::{Machine, Template};
 
 /// Pages between two written ones that count as written: one call makes a whole range.
-const GAP: u64 = 4;
+pub(crate) const GAP: u64 = 4;
 
 /// How long processors may take to come out of the guest. Only a device that does not return takes longer.
 const KILL_TIME: Duration = Duration::from_secs(30);

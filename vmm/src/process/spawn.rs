@@ -8,8 +8,8 @@
 //! at its first use, told apart by the process id.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::process::Command;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 
@@ -21,12 +21,25 @@ type Request = (Command, SyncSender<io::Result<Process>>);
 /// The thread of this process, with the id of the process that made it.
 static SPAWNER: Mutex<Option<(u32, Sender<Request>)>> = Mutex::new(None);
 
-/// Starts `command` with its standard output and error as pipes, so that it dies with this process. It inherits the
-/// descriptors in `keep`, with their numbers, and no others.
+/// Starts `command` with its standard output and error as pipes and nothing to read, so that it dies with this process. It
+/// inherits the descriptors in `keep`, with their numbers, and no others.
 ///
 /// # Errors
 /// Why the process could not be started: the program is missing or not executable, or a limit was reached.
-pub fn spawn(mut command: Command, keep: &[BorrowedFd<'_>]) -> io::Result<Process> {
+pub fn spawn(command: Command, keep: &[BorrowedFd<'_>]) -> io::Result<Process> {
+    start(command, Stdio::null(), keep)
+}
+
+/// The same with `input` as its standard input, and no other descriptors.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_with_input(command: Command, input: OwnedFd) -> io::Result<Process> {
+    start(command, input.into(), &[])
+}
+
+fn start(mut command: Command, input: Stdio, keep: &[BorrowedFd<'_>]) -> io::Result<Process> {
+    command.stdin(input);
     unsafe_setup::prepare(&mut command, keep.iter().map(AsRawFd::as_raw_fd).collect());
     let (answer, answered) = sync_channel(1);
     requests()?.send((command, answer)).map_err(|_| spawner_gone())?;

@@ -42,11 +42,12 @@ impl FileBackend {
     }
 
     fn new(file: Arc<File>, read_only: bool) -> io::Result<Self> {
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
+        // Not `File::metadata`, which asks by a path as well: a confined process may not.
+        let status = rustix::fs::fstat(&file)?;
+        if !rustix::fs::FileType::from_raw_mode(status.st_mode).is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a disk image must be a regular file"));
         }
-        let capacity = metadata.len() / SECTOR * SECTOR;
+        let capacity = status.st_size.cast_unsigned() / SECTOR * SECTOR;
         Ok(Self { file, capacity, read_only })
     }
 
