@@ -24,7 +24,7 @@ use crate::hypervisor::kvm::KvmHypervisor;
 use crate::hypervisor::probe::{self, Verdict};
 use crate::hypervisor::x86_64::X86Hypervisor;
 use crate::hypervisor::{HostFacts, Hypervisor};
-use crate::machine::{Blueprint, Machine};
+use crate::machine::{Blueprint, Machine, Template};
 use crate::snapshot::Identity;
 
 use self::images::Images;
@@ -60,6 +60,22 @@ impl Ready {
     fn identity(&self, images: &ImageDigests) -> Result<Identity, BackendError> {
         let flavour = self.capabilities.kernel;
         saved::identity(self.hypervisor.facts(), self.hypervisor.supported_cpuid(), flavour, images)
+    }
+
+    /// Writes a template of a machine of these images.
+    fn save(
+        &self,
+        template: &Template,
+        digests: Option<&ImageDigests>,
+        path: &Path,
+        about: &[u8],
+    ) -> Result<(), BackendError> {
+        let Some(digests) = digests else {
+            return Err(BackendError::Unsupported {
+                what: "a machine whose files are not named by digests cannot be saved",
+            });
+        };
+        saved::save(template, &self.identity(digests)?, path, about)
     }
 }
 
@@ -132,11 +148,44 @@ impl Backend for Monitor {
         let blueprint = self.blueprint(spec, ready.capabilities.max_vcpus)?;
         let machine = Machine::start(&ready.hypervisor, blueprint)?;
         tracing::debug!(name = spec.name, "started a virtual machine");
-        Ok(Box::new(MonitorMachine::new(ready, machine)))
+        Ok(Box::new(MonitorMachine::new(ready, machine, spec.digests.clone())))
+    }
+
+    fn load(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Arc<dyn BackendTemplate>, Vec<u8>), BackendError> {
+        let (template, about) = self.load_template(path, images, root_image)?;
+        Ok((Arc::new(MonitorTemplate::new(self.ready()?, template, Some(images.clone()))), about))
     }
 }
 
 impl Monitor {
+    /// As [`Backend::load`], for whoever makes the machines.
+    pub(crate) fn load_template(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Template, Vec<u8>), BackendError> {
+        let identity = self.ready()?.identity(images)?;
+        let root = root_image.map(|path| images::open("root image", path)).transpose()?;
+        saved::load(path, &identity, root)
+    }
+
+    /// As [`BackendTemplate::save`].
+    pub(crate) fn save_template(
+        &self,
+        template: &Template,
+        digests: Option<&ImageDigests>,
+        path: &Path,
+        about: &[u8],
+    ) -> Result<(), BackendError> {
+        self.ready()?.save(template, digests, path, about)
+    }
+
     /// Checks a spec, and gets everything that its machine is made of. `most` processors are to be had.
     pub(crate) fn blueprint(&self, spec: &MachineSpec, most: u8) -> Result<Blueprint, BackendError> {
         spec.validate()?;
@@ -155,26 +204,6 @@ impl Monitor {
             root,
             command_line: spec.command_line(&format!("vsock:{AGENT_PORT}")),
             console_bytes: spec.console_bytes,
-<<<<<<< HEAD
-        };
-        let machine = Machine::start(&ready.hypervisor, blueprint)?;
-        tracing::debug!(name = spec.name, "started a virtual machine");
-        Ok(Box::new(MonitorMachine::new(ready, machine, spec.digests.clone())))
-    }
-
-    fn load(
-        &self,
-        path: &Path,
-        images: &ImageDigests,
-        root_image: Option<&Path>,
-    ) -> Result<(Arc<dyn BackendTemplate>, Vec<u8>), BackendError> {
-        let ready = self.ready()?;
-        let identity = ready.identity(images)?;
-        let root = root_image.map(|path| images::open("root image", path)).transpose()?;
-        let (template, about) = saved::load(path, &identity, root)?;
-        Ok((Arc::new(MonitorTemplate::new(ready, template, Some(images.clone()))), about))
-=======
         })
->>>>>>> 4750811 (Worker processes: the monitor's machines, one in each, confined to what they need)
     }
 }

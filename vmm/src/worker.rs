@@ -37,11 +37,12 @@ pub mod packet;
 mod serve;
 pub mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::child::Shelf;
-use crate::backend::{Backend, BackendError, Capabilities, Machine, MachineSpec};
+use self::machine::WorkerTemplate;
+use crate::backend::{Backend, BackendError, Capabilities, ImageDigests, Machine, MachineSpec, Template};
 use crate::monitor::Monitor;
 
 pub use find::{BINARY_NAME, BINARY_VARIABLE};
@@ -60,7 +61,7 @@ pub struct WorkersOptions {
 pub struct Workers {
     options: WorkersOptions,
     /// For its check and its images; it makes no machine.
-    monitor: Monitor,
+    monitor: Arc<Monitor>,
     ready: Mutex<Option<Arc<Ready>>>,
 }
 
@@ -68,6 +69,7 @@ pub struct Workers {
 #[derive(Debug)]
 struct Ready {
     capabilities: Capabilities,
+    monitor: Arc<Monitor>,
     shelf: Arc<Shelf>,
 }
 
@@ -100,7 +102,11 @@ impl Workers {
                     .to_owned(),
             );
         }
-        Ok(Arc::clone(ready.insert(Arc::new(Ready { capabilities, shelf }))))
+        Ok(Arc::clone(ready.insert(Arc::new(Ready {
+            capabilities,
+            monitor: Arc::clone(&self.monitor),
+            shelf,
+        }))))
     }
 }
 
@@ -117,12 +123,22 @@ impl Backend for Workers {
         spec.validate()?;
         let ready = self.ready()?;
         let blueprint = self.monitor.blueprint(spec, ready.capabilities.max_vcpus)?;
-        let machine = machine::launch(&ready.shelf, &blueprint)?;
+        let machine = machine::launch(&ready, &blueprint, spec.digests.clone())?;
         tracing::debug!(
             name = spec.name,
             pid = machine.process_id(),
             "started a virtual machine in a worker"
         );
         Ok(Box::new(machine))
+    }
+
+    fn load(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+        let (template, about) = self.monitor.load_template(path, images, root_image)?;
+        Ok((Arc::new(WorkerTemplate::new(self.ready()?, template, Some(images.clone()))?), about))
     }
 }

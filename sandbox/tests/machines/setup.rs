@@ -129,10 +129,11 @@ pub(crate) fn workers() -> hayfork_vmm::worker::Workers {
 
     use hayfork_vmm::worker::{BINARY_NAME, BINARY_VARIABLE, Workers, WorkersOptions};
 
+    static BUILT: std::sync::Once = std::sync::Once::new();
+
     if std::env::var_os(BINARY_VARIABLE).is_some() {
         return Workers::default();
     }
-    static BUILT: std::sync::Once = std::sync::Once::new();
     BUILT.call_once(|| {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built = Command::new(cargo)

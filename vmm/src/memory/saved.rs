@@ -21,11 +21,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegio
 use super::image::failed;
 use super::ram::GuestRam;
 use super::written::{Runs, written};
-<<<<<<< HEAD
-use super::{ImageError, PAGE, SealedImage, layout, unsafe_map, writable_memory};
-=======
-use super::{ForeignImage, ImageError, SealedImage, layout, unsafe_map, writable_memory};
->>>>>>> 4750811 (Worker processes: the monitor's machines, one in each, confined to what they need)
+use super::{ForeignImage, ImageError, PAGE, SealedImage, layout, unsafe_map, writable_memory};
 
 /// Layers at most: each costs mappings in every guest.
 pub(crate) const MAX_LAYERS: usize = 4;

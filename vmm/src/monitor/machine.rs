@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ready, reaper, saved};
+use super::{Ready, reaper};
 use crate::backend::{
     BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
     Template as BackendTemplate,
@@ -138,11 +138,6 @@ impl BackendTemplate for MonitorTemplate {
     }
 
     fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
-        let Some(digests) = &self.digests else {
-            return Err(BackendError::Unsupported {
-                what: "a machine whose files are not named by digests cannot be saved",
-            });
-        };
-        saved::save(&self.template, &self.ready.identity(digests)?, path, about)
+        self.ready.save(&self.template, self.digests.as_ref(), path, about)
     }
 }

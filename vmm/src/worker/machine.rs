@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::child::{Child, KILL_TIME, Shelf};
+use super::Ready;
+use super::child::{Child, KILL_TIME};
 use super::packet::{self, PacketError, Take};
 use super::wire::{self, Answer, End, Launch, Request, Restore, Saved, safe};
 use crate::backend::{
-    BackendError, Channel, ExitKind, ExitReport, HostMemory, Machine as BackendMachine, ProcessStatus,
-    Template as BackendTemplate,
+    BackendError, Channel, ExitKind, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
+    ProcessStatus, Template as BackendTemplate,
 };
 use crate::machine::{Blueprint, Template};
 
@@ -28,7 +30,9 @@ const COPIED: u64 = 128 << 20;
 pub(super) struct WorkerMachine {
     child: Mutex<Child>,
     pid: u32,
-    shelf: Arc<Shelf>,
+    /// For those made of this one.
+    ready: Arc<Ready>,
+    digests: Option<ImageDigests>,
     channel: Option<UnixStream>,
     /// Has one message at the end of the machine, and is closed by that of the worker.
     end: OwnedFd,
@@ -44,7 +48,11 @@ pub(super) struct WorkerMachine {
 ///
 /// # Errors
 /// No worker can be started, or it cannot make the machine.
-pub(super) fn launch(shelf: &Arc<Shelf>, blueprint: &Blueprint) -> Result<WorkerMachine, BackendError> {
+pub(super) fn launch(
+    ready: &Arc<Ready>,
+    blueprint: &Blueprint,
+    digests: Option<ImageDigests>,
+) -> Result<WorkerMachine, BackendError> {
     let kernel = &blueprint.kernel;
     let request = Request::Launch(Launch {
         ram: blueprint.ram,
@@ -60,17 +68,18 @@ pub(super) fn launch(shelf: &Arc<Shelf>, blueprint: &Blueprint) -> Result<Worker
     });
     let mut descriptors = vec![kernel.image.memory(), blueprint.initramfs.memory()];
     descriptors.extend(blueprint.root.as_ref().map(AsFd::as_fd));
-    WorkerMachine::start(shelf, &request, &descriptors, blueprint.ram)
+    WorkerMachine::start(ready, digests, &request, &descriptors, blueprint.ram)
 }
 
 impl WorkerMachine {
     fn start(
-        shelf: &Arc<Shelf>,
+        ready: &Arc<Ready>,
+        digests: Option<ImageDigests>,
         request: &Request,
         descriptors: &[BorrowedFd<'_>],
         ram: u64,
     ) -> Result<Self, BackendError> {
-        let mut child = shelf.take()?;
+        let mut child = ready.shelf.take()?;
         let pid = child.id();
         let (channel, end) = match child.ask(request, descriptors, Instant::now() + long_patience(ram)) {
             Ok((Answer::Started, descriptors)) => <[OwnedFd; 2]>::try_from(descriptors)
@@ -84,7 +93,8 @@ impl WorkerMachine {
         Ok(Self {
             child: Mutex::new(child),
             pid,
-            shelf: Arc::clone(shelf),
+            ready: Arc::clone(ready),
+            digests,
             channel: Some(channel.into()),
             end,
             report: OnceLock::new(),
@@ -251,9 +261,12 @@ impl BackendMachine for WorkerMachine {
         match self.ask(&Request::Capture, long_patience(self.ram))? {
             (Answer::Captured(bytes), descriptors) => {
                 let saved: Saved = packet::decode(&bytes).map_err(|error| lost(&error.to_string()))?;
+                if saved.ram != self.ram {
+                    return Err(lost("it gave another machine's state"));
+                }
                 let template = saved.into_template(descriptors)?;
-                let shelf = Arc::clone(&self.shelf);
-                Ok(Arc::new(WorkerTemplate { template, saved: bytes.into(), shelf }))
+                let ready = Arc::clone(&self.ready);
+                Ok(Arc::new(WorkerTemplate::new(ready, template, self.digests.clone())?))
             }
             _ => Err(lost("it answered something else")),
         }
@@ -273,7 +286,19 @@ pub(super) struct WorkerTemplate {
     template: Template,
     /// The same without its memory, as workers take it.
     saved: Arc<[u8]>,
-    shelf: Arc<Shelf>,
+    ready: Arc<Ready>,
+    digests: Option<ImageDigests>,
+}
+
+impl WorkerTemplate {
+    pub(super) fn new(
+        ready: Arc<Ready>,
+        template: Template,
+        digests: Option<ImageDigests>,
+    ) -> Result<Self, BackendError> {
+        let saved = packet::encode(&Saved::of(&template)).map_err(|error| lost(&error.to_string()))?;
+        Ok(Self { template, saved: saved.into(), ready, digests })
+    }
 }
 
 impl BackendTemplate for WorkerTemplate {
@@ -282,7 +307,13 @@ impl BackendTemplate for WorkerTemplate {
             saved: self.saved.to_vec(),
             working_set: self.template.working_set.clone(),
         });
-        let machine = WorkerMachine::start(&self.shelf, &request, &self.template.descriptors(), self.ram())?;
+        let machine = WorkerMachine::start(
+            &self.ready,
+            self.digests.clone(),
+            &request,
+            &self.template.descriptors(),
+            self.ram(),
+        )?;
         Ok(Box::new(machine))
     }
 
@@ -290,11 +321,16 @@ impl BackendTemplate for WorkerTemplate {
         Arc::new(Self {
             template: self.template.with_working_set(pages),
             saved: Arc::clone(&self.saved),
-            shelf: Arc::clone(&self.shelf),
+            ready: Arc::clone(&self.ready),
+            digests: self.digests.clone(),
         })
     }
 
     fn ram(&self) -> u64 {
         self.template.memory().ram()
+    }
+
+    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
+        self.ready.monitor.save_template(&self.template, self.digests.as_ref(), path, about)
     }
 }

@@ -222,7 +222,7 @@ impl Saved {
     /// [`Impossible`]
     pub fn validate(&self) -> Result<(), Impossible> {
         check_ram(self.ram)?;
-        check((1..=usize::from(MAX_VCPUS)).contains(&self.state.vcpus.len()), "virtual CPUs")?;
+        self.state.check().map_err(Impossible)?;
         check((1..=crate::memory::MAX_LAYERS).contains(&self.layers.len()), "number of layers")?;
         self.layers.iter().try_for_each(|layer| check_ranges(layer, end_of(self.ram)))?;
         check_console(self.console_bytes)

@@ -192,7 +192,9 @@ fn what_a_worker_needs_works() {
                 filter::apply(Stage::Running).unwrap();
             }
             let mut all: Vec<Vec<u8>> = (0..64).map(|n| vec![n; 1 << 20]).collect();
-            all.iter_mut().for_each(|some| some.resize(3 << 20, 1));
+            for some in &mut all {
+                some.resize(3 << 20, 1);
+            }
             let (mut here, mut there) = std::os::unix::net::UnixStream::pair().unwrap();
             std::io::Write::write_all(&mut here, b"x").unwrap();
             std::io::Read::read_exact(&mut there, &mut [0]).unwrap();

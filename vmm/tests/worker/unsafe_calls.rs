@@ -30,7 +30,16 @@ pub(crate) fn end_of_child(child: impl FnOnce()) -> ExitStatus {
 ///
 /// It is for calls that the kernel does not get to see, or that touch no memory of this process with such arguments.
 pub(crate) fn call(number: i64, arguments: [u64; 6]) -> i64 {
-    let [a, b, c, d, e, f] = arguments;
     // SAFETY: in a child that ends right afterwards; see above.
-    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+    unsafe {
+        libc::syscall(
+            number,
+            arguments[0],
+            arguments[1],
+            arguments[2],
+            arguments[3],
+            arguments[4],
+            arguments[5],
+        )
+    }
 }
