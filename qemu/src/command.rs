@@ -16,16 +16,33 @@ use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec};
 /// with 24, 160 % with 20, 210 % with 16. The rest of QEMU's private memory is 14 to 17 MiB.
 pub const DEFAULT_TRANSLATION_BUFFER_MIB: u32 = 28;
 
+/// QEMU's name for the host's side of the agent channel.
+pub(crate) const AGENT: &str = "agent";
+
 /// Descriptors that QEMU inherits, by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inherited {
-    /// A connected socket: the guest's end of the agent channel.
-    pub(crate) agent: RawFd,
+    /// A connected socket: QEMU's end of its control channel.
+    pub(crate) control: RawFd,
     /// Guest memory, of the right size.
     pub(crate) memory: RawFd,
-    pub(crate) kernel: RawFd,
-    pub(crate) initramfs: RawFd,
     pub(crate) root_image: Option<RawFd>,
+    pub(crate) start: Start,
+}
+
+/// How the guest begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start {
+    /// By its kernel.
+    Boot {
+        /// A connected socket: the guest's end of the agent channel.
+        agent: RawFd,
+        kernel: RawFd,
+        initramfs: RawFd,
+    },
+    /// Where another stood, whose state comes over the control channel and whose memory is not to be changed. The kernel is in
+    /// that memory, and QEMU that is given none starts faster and is smaller. The agent's host is absent at first.
+    Saved,
 }
 
 /// How to run the guest, apart from what the guest is.
@@ -46,13 +63,13 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     // Before everything else: whatever QEMU parses later runs with few system calls left to it.
     all.option("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
     // No ACPI: only then does QEMU tell the kernel by its command line where the devices are. No option ROMs: qboot
-    // starts the kernel itself. The clock chip gives the guest its date.
+    // starts the kernel itself. The clock chip gives the guest its date. A saved state needs no description of itself.
     let timers = if needs_timer_chip(engine) { "on" } else { "off" };
     all.option(
         "-machine",
         &format!(
             "microvm,acpi=off,pic={timers},pit={timers},rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,\
-             usb=off,graphics=off,mem-merge=off,dump-guest-core=off,memory-backend=ram"
+             usb=off,graphics=off,mem-merge=off,dump-guest-core=off,suppress-vmdesc=on,memory-backend=ram"
         ),
     );
     if engine.accelerator == Accelerator::Tcg {
@@ -64,25 +81,39 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     }
     all.option("-smp", &spec.vcpus.to_string());
     all.option("-m", &format!("{memory}M"));
+    // What a restored guest writes are pages of its own.
+    let share = if matches!(fds.start, Start::Boot { .. }) { "on" } else { "off" };
     all.option(
         "-object",
-        &format!("memory-backend-file,id=ram,mem-path={},size={memory}M,share=on", path(fds.memory)),
+        &format!("memory-backend-file,id=ram,mem-path={},size={memory}M,share={share}", path(fds.memory)),
     );
     for flag in ["-nodefaults", "-no-user-config", "-no-reboot"] {
         all.flag(flag);
     }
     all.option("-display", "none");
     all.option("-rtc", "base=utc");
-    all.option("-kernel", &path(fds.kernel));
-    all.option("-initrd", &path(fds.initramfs));
-    all.option("-append", &kernel_command_line(spec, engine));
+    match fds.start {
+        Start::Boot { kernel, initramfs, .. } => {
+            all.option("-kernel", &path(kernel));
+            all.option("-initrd", &path(initramfs));
+            all.option("-append", &kernel_command_line(spec, engine));
+        }
+        Start::Saved => all.option("-incoming", "defer"),
+    }
+    all.option("-chardev", &format!("socket,id=control,fd={}", fds.control));
+    all.option("-mon", "chardev=control,mode=control");
+    // See `snapshot`: a state that is saved by the devices alone does not say of which machine it is.
+    all.option("-global", "migration.send-configuration=off");
     // The console: what the guest writes is read from QEMU's standard output; its standard input is empty.
     all.option("-chardev", "stdio,id=console,signal=off");
     all.option("-serial", "chardev:console");
     all.option("-global", "virtio-mmio.force-legacy=false");
-    all.option("-chardev", &format!("socket,id=agent,fd={}", fds.agent));
+    match fds.start {
+        Start::Boot { agent, .. } => all.option("-chardev", &format!("socket,id={AGENT},fd={agent}")),
+        Start::Saved => all.option("-chardev", &format!("null,id={AGENT}")),
+    }
     all.option("-device", "virtio-serial-device,max_ports=2");
-    all.option("-device", &format!("virtserialport,nr=1,chardev=agent,name={AGENT_PORT_NAME}"));
+    all.option("-device", &format!("virtserialport,nr=1,chardev={AGENT},name={AGENT_PORT_NAME}"));
     all.option("-device", "virtio-rng-device");
     if let Some(root_image) = fds.root_image {
         all.option(

@@ -5,51 +5,67 @@
 //! so that whoever is woken by it finds everything in place.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hayfork_vmm::backend::console::{LastWords, Ring, Watch};
 use hayfork_vmm::backend::{
-    BackendError, Channel, ExitKind, ExitReport, HostMemory, Machine, MachineSpec, ProcessStatus,
+    BackendError, Channel, ExitKind, ExitReport, HostMemory, Machine, MachineSpec, ProcessStatus, Template,
 };
+use hayfork_vmm::process::{self, Killer, Output, Process, spawn};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use crate::binary::Binary;
-use crate::command::{Engine, Inherited, arguments};
-use crate::diagnosis;
-use hayfork_vmm::backend::console::{LastWords, Ring, Watch};
-use hayfork_vmm::process::{self, Killer, Output, Process, spawn};
+use crate::command::{Engine, Inherited, Start, arguments};
+use crate::images;
+use crate::qmp::{Qmp, QmpError};
+use crate::ram::Ram;
+use crate::{diagnosis, footprint, snapshot};
 
 /// How much of QEMU's own messages is kept, in bytes.
 const STDERR_BYTES: usize = 16 * 1024;
 /// How long a killed process may take to go. Giving back some GiB of memory takes a good part of a second.
 const KILL_TIME: Duration = Duration::from_secs(30);
 
+/// How long QEMU may take to end after it has closed its control channel.
+const END_TIME: Duration = Duration::from_secs(5);
+
+/// What a machine is made of, but for its memory and how it begins. Those that are restored from it are made of the same.
+#[derive(Debug)]
+pub(crate) struct Blueprint {
+    pub(crate) binary: Binary,
+    pub(crate) engine: Engine,
+    pub(crate) spec: MachineSpec,
+    pub(crate) root_image: Option<File>,
+}
+
 /// A guest that QEMU runs.
 pub(crate) struct QemuMachine {
-    binary: Binary,
+    pub(crate) blueprint: Arc<Blueprint>,
     channel: Option<Channel>,
-    pid: u32,
+    pub(crate) pid: u32,
     killer: Killer,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
+    pub(crate) control: Mutex<Qmp>,
     /// The process that launched it; see [`Machine`] about forks.
     owner: u32,
 }
 
 /// What the watching thread and the machine's handle share.
-struct Shared {
+pub(crate) struct Shared {
     console: Mutex<Ring>,
     stderr: Mutex<Ring>,
     /// Set before SIGKILL is sent.
     killed: AtomicBool,
+    /// Given up at the end, so that the host has it back then.
+    pub(crate) ram: Mutex<Option<Ram>>,
     /// Set once, before `exit` is raised.
     report: OnceLock<ExitReport>,
     /// An eventfd that becomes readable at the end.
@@ -57,36 +73,61 @@ struct Shared {
 }
 
 impl QemuMachine {
-    /// Starts QEMU. The spec is valid.
+    /// Starts QEMU, which boots the guest. The spec is valid.
     pub(crate) fn launch(binary: &Binary, engine: Engine, spec: &MachineSpec) -> Result<Self, BackendError> {
-        let kernel = open_image("kernel", &spec.kernel)?;
-        check_kernel(&kernel, &spec.kernel)?;
-        let initramfs = open_image("initramfs", &spec.initramfs)?;
-        let root_image = spec.root_image.as_deref().map(|path| open_image("root image", path)).transpose()?;
-        let memory = guest_memory(spec.memory_mib).map_err(failed("allocating guest memory"))?;
-        let (ours, theirs) = UnixStream::pair().map_err(failed("making the agent's channel"))?;
+        let kernel = images::open("kernel", &spec.kernel)?;
+        images::check_kernel(&kernel, &spec.kernel)?;
+        let initramfs = images::open("initramfs", &spec.initramfs)?;
+        let root_image =
+            spec.root_image.as_deref().map(|path| images::open("root image", path)).transpose()?;
+        let blueprint =
+            Arc::new(Blueprint { binary: binary.clone(), engine, spec: spec.clone(), root_image });
+        let ram = Ram::new(spec.memory_mib).map_err(failed("allocating guest memory"))?;
+        let (ours, agent) = UnixStream::pair().map_err(failed("making the agent's channel"))?;
+        let start = Start::Boot {
+            agent: agent.as_raw_fd(),
+            kernel: kernel.as_raw_fd(),
+            initramfs: initramfs.as_raw_fd(),
+        };
+        Self::start(blueprint, ram, ours, start, &[agent.as_fd(), kernel.as_fd(), initramfs.as_fd()])
+    }
+
+    /// Starts QEMU. It inherits the descriptors in `keep`, and those of the blueprint and the memory.
+    pub(crate) fn start(
+        blueprint: Arc<Blueprint>,
+        ram: Ram,
+        channel: UnixStream,
+        start: Start,
+        keep: &[BorrowedFd<'_>],
+    ) -> Result<Self, BackendError> {
+        let Blueprint { binary, engine, spec, root_image } = &*blueprint;
+        let (control, theirs) = UnixStream::pair().map_err(failed("making QEMU's control channel"))?;
+        let control = Qmp::new(control).map_err(failed("making QEMU's control channel"))?;
         let exit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| failed("making an event descriptor")(error.into()))?;
 
+        // Another descriptor, since ours is one that children do not get.
+        let memory =
+            ram.descriptor().try_clone_to_owned().map_err(failed("making a descriptor of guest memory"))?;
         let inherited = Inherited {
-            agent: theirs.as_raw_fd(),
+            control: theirs.as_raw_fd(),
             memory: memory.as_raw_fd(),
-            kernel: kernel.as_raw_fd(),
-            initramfs: initramfs.as_raw_fd(),
             root_image: root_image.as_ref().map(AsRawFd::as_raw_fd),
+            start,
         };
         let mut command = Command::new(&binary.path);
-        command.args(arguments(spec, engine, inherited)).env_clear().current_dir("/");
-        let mut keep = vec![theirs.as_fd(), memory.as_fd(), kernel.as_fd(), initramfs.as_fd()];
+        command.args(arguments(spec, *engine, inherited)).env_clear().current_dir("/");
+        let mut keep = keep.to_vec();
+        keep.extend([theirs.as_fd(), memory.as_fd()]);
         keep.extend(root_image.as_ref().map(AsFd::as_fd));
         let process = spawn::spawn(command, &keep).map_err(failed("starting QEMU"))?;
-        // QEMU holds what it needs; guest memory goes with it.
-        drop((theirs, memory, kernel, initramfs, root_image));
+        drop((theirs, memory));
 
         let shared = Arc::new(Shared {
             console: Mutex::new(Ring::new(spec.console_bytes)),
             stderr: Mutex::new(Ring::new(STDERR_BYTES)),
             killed: AtomicBool::new(false),
+            ram: Mutex::new(Some(ram)),
             report: OnceLock::new(),
             exit,
         });
@@ -100,14 +141,26 @@ impl QemuMachine {
             .spawn(move || watch(process, &watched))
             .map_err(failed("starting a thread"))?;
         Ok(Self {
-            binary: binary.clone(),
-            channel: Some(Channel::Unix(ours)),
+            blueprint,
+            channel: Some(Channel::Unix(channel)),
             pid,
             killer,
             shared,
             watcher: Some(watcher),
+            control: Mutex::new(control),
             owner: std::process::id(),
         })
+    }
+
+    /// The error for a conversation with QEMU that failed. A QEMU that has closed its end is ending, and how says more.
+    pub(crate) fn failure(&self, error: &QmpError) -> BackendError {
+        if matches!(error, QmpError::Closed | QmpError::Io(_))
+            && let Some(report) = self.wait(Some(END_TIME))
+        {
+            return diagnosis::error(&self.blueprint.binary, report);
+        }
+        let path = self.blueprint.binary.path.clone();
+        BackendError::QemuUnusable { path, detail: error.to_string() }
     }
 
     /// Whether this is the process that launched the machine, not a fork of it.
@@ -157,8 +210,8 @@ impl Machine for QemuMachine {
         if self.shared.report.get().is_some() {
             return None;
         }
-        let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.pid)).ok()?;
-        parse_rollup(&rollup)
+        let is_shared = lock(&self.shared.ram).as_ref()?.is_shared();
+        footprint::of(self.pid, is_shared)
     }
 
     fn process_id(&self) -> Option<u32> {
@@ -168,8 +221,18 @@ impl Machine for QemuMachine {
     fn boot_failure(&self, after: Duration) -> BackendError {
         match self.try_exit() {
             None => BackendError::BootTimeout { after, console_tail: self.console_tail() },
-            Some(report) => diagnosis::error(&self.binary, report),
+            Some(report) => diagnosis::error(&self.blueprint.binary, report),
         }
+    }
+
+    fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {
+        if !self.is_ours() {
+            return Err(BackendError::ForkedProcess);
+        }
+        if let Some(report) = self.try_exit() {
+            return Err(report.into_error());
+        }
+        Ok(Arc::new(snapshot::capture(self)?))
     }
 }
 
@@ -203,6 +266,7 @@ fn watch(mut process: Process, shared: &Shared) {
         stderr_tail: lock(&shared.stderr).text(),
     };
     tracing::debug!(?kind, %status, "QEMU has ended");
+    drop(lock(&shared.ram).take());
     // This is the only place that sets it.
     let _ = shared.report.set(report);
     // Adding 1 to an eventfd fails only when it is near its maximum of 2^64 - 1.
@@ -221,65 +285,13 @@ fn classify(status: ProcessStatus, words: LastWords, killed: bool) -> ExitKind {
     }
 }
 
-/// Opens an image for reading.
-fn open_image(what: &'static str, path: &Path) -> Result<File, BackendError> {
-    let unreadable = |source| BackendError::ImageUnreadable { what, path: path.to_path_buf(), source };
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file")));
-    }
-    if metadata.len() == 0 {
-        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidData, "it is empty")));
-    }
-    Ok(file)
-}
-
-/// A compressed kernel would start QEMU, and fail there with a message that helps nobody.
-fn check_kernel(mut kernel: &File, path: &Path) -> Result<(), BackendError> {
-    let unreadable =
-        |source| BackendError::ImageUnreadable { what: "kernel", path: path.to_path_buf(), source };
-    let mut magic = [0; 4];
-    match kernel.read_exact(&mut magic) {
-        Ok(()) if magic == *b"\x7fELF" => Ok(()),
-        Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => Err(unreadable(error)),
-        Ok(()) | Err(_) => Err(unreadable(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "it is no uncompressed ELF kernel (vmlinux)",
-        ))),
-    }
-}
-
-/// Memory for the guest, in no file system. Its size is fixed by seals, so that QEMU cannot lose pages from under the
-/// guest. Pages come as the guest touches them.
-fn guest_memory(mib: u32) -> io::Result<OwnedFd> {
-    let memory = memfd_create("hayfork-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    ftruncate(&memory, u64::from(mib) << 20)?;
-    fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(memory)
-}
-
-/// Takes `/proc/PID/smaps_rollup` apart. Guest memory is the only shared memory object that QEMU maps, and nobody else
-/// maps it, so that its pages count as private there, under `Pss_Shmem` too.
-fn parse_rollup(rollup: &str) -> Option<HostMemory> {
-    let bytes = |field: &str| -> Option<u64> {
-        let line = rollup.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
-        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
-    };
-    let clean = bytes("Private_Clean")? + bytes("Shared_Clean")?;
-    let dirty = bytes("Private_Dirty")? + bytes("Shared_Dirty")?;
-    let guest = bytes("Pss_Shmem")?;
-    // Pages of guest memory that were only read count as clean; they are few.
-    Some(HostMemory { overhead: dirty.saturating_sub(guest), guest, cached: clean })
-}
-
 /// Says what failed.
-fn failed(what: &'static str) -> impl Fn(io::Error) -> BackendError {
+pub(crate) fn failed(what: &'static str) -> impl Fn(io::Error) -> BackendError {
     move |source| BackendError::Spawn { what, source }
 }
 
 /// Rings hold plain bytes: whatever panicked while it held one, they are good to use.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use super::*;
 
-const FDS: Inherited = Inherited { agent: 10, memory: 11, kernel: 12, initramfs: 13, root_image: Some(14) };
+const FDS: Inherited = Inherited {
+    control: 15,
+    memory: 11,
+    root_image: Some(14),
+    start: Start::Boot { agent: 10, kernel: 12, initramfs: 13 },
+};
 const TCG: Engine =
     Engine { accelerator: Accelerator::Tcg, translation_buffer_mib: 32, tsc_khz: Some(2_445_434) };
 
@@ -27,7 +32,7 @@ fn the_whole_command_line_for_tcg() {
         "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-machine",
         "microvm,acpi=off,pic=off,pit=off,rtc=on,isa-serial=on,x-option-roms=off,auto-kernel-cmdline=on,\
-         usb=off,graphics=off,mem-merge=off,dump-guest-core=off,memory-backend=ram",
+         usb=off,graphics=off,mem-merge=off,dump-guest-core=off,suppress-vmdesc=on,memory-backend=ram",
         "-accel",
         "tcg,tb-size=32",
         "-cpu",
@@ -53,6 +58,12 @@ fn the_whole_command_line_for_tcg() {
         "console=ttyS0 panic=-1 reboot=t noreplace-smp clearcpuid=cx16 tsc_early_khz=2445434 tsc=reliable \
          lapic_timer_khz=1000000 quiet rcupdate.rcu_expedited=1 \
          hayfork.carrier=virtio-serial:org.hayfork.agent hayfork.linger=3 hayfork.root=/dev/vda",
+        "-chardev",
+        "socket,id=control,fd=15",
+        "-mon",
+        "chardev=control,mode=control",
+        "-global",
+        "migration.send-configuration=off",
         "-chardev",
         "stdio,id=console,signal=off",
         "-serial",
@@ -100,6 +111,22 @@ fn an_unknown_counter_is_not_mentioned() {
     assert!(line.contains("no_timer_check") && !line.contains("tsc") && !line.contains("lapic"), "{line}");
     // Then the kernel has to measure.
     assert!(value(&all, "-machine").contains("pic=on,pit=on"));
+}
+
+/// A restored machine must have the same devices in the same order, and must not write to what it was made of.
+#[test]
+fn a_restored_machine_differs_where_it_must_and_nowhere_else() {
+    let saved = arguments(&spec(), TCG, Inherited { start: Start::Saved, ..FDS });
+    let mut expected = arguments(&spec(), TCG, FDS);
+    let boot = expected.iter().position(|argument| argument == "-kernel").unwrap();
+    expected.splice(boot..boot + 6, ["-incoming".to_owned(), "defer".to_owned()]);
+    for argument in &mut expected {
+        if argument == "socket,id=agent,fd=10" {
+            "null,id=agent".clone_into(argument);
+        }
+        *argument = argument.replace("share=on", "share=off");
+    }
+    assert_eq!(saved, expected);
 }
 
 #[test]
