@@ -2,7 +2,7 @@
 //!
 //! The engine (crate `hayfork-sandbox`) knows only the traits here: a [`Backend`] checks once what the host can do
 //! and launches machines; a [`Machine`] is one running guest. The [monitor](crate::monitor) of this crate and QEMU (crate
-//! `hayfork-qemu`) implement them. A [`Template`] is a machine at rest, from which others are made; only the monitor has any so far. Everything blocks and nothing here knows an async runtime: what must be waited for is
+//! `hayfork-qemu`) implement them. A [`Template`] is a machine at rest, from which others are made. Everything blocks and nothing here knows an async runtime: what must be waited for is
 //! handed out as a file descriptor.
 //!
 //! Life of a machine, as the engine sees it:

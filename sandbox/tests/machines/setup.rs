@@ -28,6 +28,15 @@ impl Setup {
     /// QEMU with the translator, whatever else the host has, so that tests mean the same everywhere; or with KVM if
     /// `HAYFORK_TEST_ACCELERATOR` says so, on a host that has it.
     pub(crate) fn qemu() -> Option<Self> {
+        Self::qemu_with(1)
+    }
+
+    /// The same with two virtual CPUs in each machine.
+    pub(crate) fn qemu_2_vcpus() -> Option<Self> {
+        Self::qemu_with(2)
+    }
+
+    fn qemu_with(vcpus: u8) -> Option<Self> {
         if !is_wanted("qemu") {
             return None;
         }
@@ -37,7 +46,7 @@ impl Setup {
             Ok(other) => panic!("HAYFORK_TEST_ACCELERATOR is kvm or tcg, not {other}"),
         };
         let backend = Qemu::new(QemuOptions { accelerator, ..QemuOptions::default() });
-        Some(Self { backend: Box::new(backend), place: Place::Qemu, flavour: KernelFlavour::Plain, vcpus: 1 })
+        Some(Self { backend: Box::new(backend), place: Place::Qemu, flavour: KernelFlavour::Plain, vcpus })
     }
 
     /// The monitor; `None`, having said so, on a host without a hypervisor.

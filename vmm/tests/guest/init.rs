@@ -113,6 +113,8 @@ fn serve(carrier: &str, linger: Duration) {
                 gone_since = None;
                 continue;
             }
+            // What the host was saying is not for the next one.
+            request.clear();
             let since = *gone_since.get_or_insert_with(Instant::now);
             if since.elapsed() >= linger {
                 console("the host is gone\n");
@@ -186,12 +188,17 @@ fn send(port: &mut File, mut bytes: &[u8]) {
         match port.write(bytes) {
             Ok(count) => bytes = &bytes[count..],
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
-            Err(_) => {
-                let mut fds = Poll { fd: port.as_raw_fd(), events: 4, revents: 0 };
-                unsafe { poll(&mut fds, 1, 1000) };
-            }
+            Err(_) if !wait(port, 4) => return,
+            Err(_) => {}
         }
     }
+}
+
+/// Waits until the port is ready for what `events` says, at most a second; false when the host has gone.
+fn wait(port: &File, events: c_short) -> bool {
+    let mut fds = Poll { fd: port.as_raw_fd(), events, revents: 0 };
+    unsafe { poll(&mut fds, 1, 1000) };
+    fds.revents & 0x10 == 0
 }
 
 /// One request, one answer: a line with a length, then so many bytes.
@@ -223,10 +230,8 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
                     Ok(read @ 1..) => rest.extend_from_slice(&buffer[..read]),
                     Ok(0) => return,
                     Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
-                    _ => {
-                        let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
-                        unsafe { poll(&mut fds, 1, 1000) };
-                    }
+                    _ if !wait(port, 1) => return,
+                    _ => {}
                 }
             }
             let sum: u64 = rest.drain(..count).map(u64::from).sum();
@@ -263,10 +268,8 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
                     Ok(read @ 1..) => taken += read,
                     Ok(0) => return,
                     Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => return,
-                    _ => {
-                        let mut fds = Poll { fd: port.as_raw_fd(), events: 1, revents: 0 };
-                        unsafe { poll(&mut fds, 1, 1000) };
-                    }
+                    _ if !wait(port, 1) => return,
+                    _ => {}
                 }
             }
             Ok(Vec::new())

@@ -97,18 +97,40 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Takes the machine's channel and waits until the guest answers.
+    /// Takes the machine's channel and waits until the guest answers. A guest that was restored may have been in the middle of
+    /// something: it may take what it is told first for the rest of that, and may have an answer to give to somebody else.
     pub(crate) fn connect(machine: &mut dyn Machine) -> Self {
         let stream = machine.take_channel().expect("the channel was taken").into_unix();
         stream.set_read_timeout(Some(BOOT_TIME)).unwrap();
         let mut client = Self { stream: BufReader::new(stream) };
         let start = Instant::now();
-        client.stream.get_mut().write_all(b"ping up\n").unwrap();
-        match client.try_answer() {
-            Ok(answer) => assert_eq!(answer, Ok(b"up".to_vec())),
-            Err(error) => panic!("{error}: {:?}", machine.boot_failure(start.elapsed())),
+        let token = format!("up-{}-{:?}", std::process::id(), start).replace(' ', "");
+        client.stream.get_mut().write_all(format!("\nping {token}\n").as_bytes()).unwrap();
+        let expected = format!("ok {}\n{token}", token.len());
+        if let Err(error) = client.skip_to(expected.as_bytes()) {
+            panic!("{error}: {:?}", machine.boot_failure(start.elapsed()));
         }
         client
+    }
+
+    /// Reads until `end` has come, and nothing behind it.
+    fn skip_to(&mut self, end: &[u8]) -> std::io::Result<()> {
+        let mut last = Vec::new();
+        loop {
+            let there = self.stream.fill_buf()?;
+            if there.is_empty() {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            let old = last.len();
+            last.extend_from_slice(there);
+            let found = last.windows(end.len()).position(|window| window == end);
+            let taken = found.map_or(last.len(), |at| at + end.len()) - old;
+            self.stream.consume(taken);
+            if found.is_some() {
+                return Ok(());
+            }
+            last.drain(..last.len().saturating_sub(end.len()));
+        }
     }
 
     /// One request and its answer; `Err` with the guest's error.
