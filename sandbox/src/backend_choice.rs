@@ -60,6 +60,16 @@ impl Backends {
         }
     }
 
+    /// The backend of that name, if it may be used.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<dyn Backend>> {
+        let (Self::One(backend) | Self::Auto(_, backend)) = self;
+        let monitor = match self {
+            Self::Auto(Ok(monitor), _) => Some(monitor),
+            _ => None,
+        };
+        monitor.into_iter().chain([backend]).find(|backend| backend.name() == name).cloned()
+    }
+
     /// The backend for the next machine, checked. `suits` says whether it can run that machine. The first call may take
     /// a second.
     ///

@@ -37,6 +37,7 @@ use crate::doctor::{self, Report};
 use crate::error::Error;
 use crate::images::{ImageSet, Lookup};
 use crate::options::{EngineOptions, SandboxOptions, default_memory_mib};
+use crate::paused::{Paused, ResumeOptions};
 use crate::process::ThisProcess;
 use crate::reaper::{Reaper, Vm};
 use crate::sandbox::{BootTimings, Sandbox, SandboxParts};
@@ -57,8 +58,8 @@ pub struct Engine(Arc<ThisProcess<Arc<Inner>>>);
 
 /// What an engine and its sandboxes share.
 pub(crate) struct Inner {
-    options: EngineOptions,
-    backends: Backends,
+    pub(crate) options: EngineOptions,
+    pub(crate) backends: Backends,
     reaper: Reaper,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
@@ -146,6 +147,34 @@ impl Engine {
         let inner = Arc::clone(self.0.get()?);
         let called = Instant::now();
         self.run(async move { inner.create(options, called).await }).await
+    }
+
+    /// Goes on with a sandbox that was [paused](Sandbox::pause), in this process or another. It is not paused any more then,
+    /// unless the options say otherwise. It has an id, randomness and a time of its own, as every restored one.
+    ///
+    /// # Errors
+    /// There is none of that id, or somebody else resumes it at the moment; its file is damaged, or does not belong to this host,
+    /// these images and this version; or what can go wrong with [`Snapshot::restore`](crate::Snapshot::restore). It stays paused.
+    pub async fn resume(&self, id: &str, options: ResumeOptions) -> Result<Sandbox, Error> {
+        let inner = Arc::clone(self.0.get()?);
+        let id = id.to_owned();
+        self.run(async move { inner.resume(id, options).await }).await
+    }
+
+    /// The paused sandboxes of this user, oldest first; without those whose files are damaged. Blocks for some file system calls.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn paused(&self) -> Result<Vec<Paused>, Error> {
+        self.0.get()?.list_paused()
+    }
+
+    /// Removes a paused sandbox. Blocks for some file system calls.
+    ///
+    /// # Errors
+    /// There is none of that id, or somebody resumes it at the moment.
+    pub fn discard(&self, id: &str) -> Result<(), Error> {
+        self.0.get()?.discard_paused(id)
     }
 
     /// Looks at what this host can do.
@@ -240,7 +269,7 @@ struct Launched {
 }
 
 impl Inner {
-    fn lookup(&self) -> Lookup {
+    pub(crate) fn lookup(&self) -> Lookup {
         Lookup {
             explicit: self.options.images.clone(),
             package: self.options.image_package.clone(),
@@ -390,6 +419,7 @@ impl Inner {
         let suits = |found: &Capabilities| suits(found, &spec, &images);
         let Chosen { backend, capabilities, fallback } = self.backends.choose(suits)?;
         spec.kernel = images.kernel_of(capabilities.kernel)?;
+        spec.digests = Some(images.digests(language, capabilities.kernel)?);
         let machine = backend.launch(&spec)?;
         Ok(Launched {
             vm: launch.register(machine),

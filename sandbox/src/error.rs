@@ -74,6 +74,18 @@ pub enum Error {
     /// Standard input was written to after its end.
     #[error("standard input is closed: {0}")]
     StdinClosed(&'static str),
+    /// There is no paused sandbox of that id.
+    #[error("there is no paused sandbox {id:?}")]
+    NoSuchPaused {
+        /// What was asked for.
+        id: String,
+    },
+    /// Somebody resumes the paused sandbox at the moment.
+    #[error("the paused sandbox {id:?} is being resumed or removed by somebody else")]
+    PausedBusy {
+        /// Which.
+        id: String,
+    },
     /// The handle was used in a child made by `fork`.
     #[error("this handle belongs to another process: it was made before a fork")]
     ForkedProcess,
@@ -123,6 +135,8 @@ impl Error {
             Self::RootNotGranted => "root_not_granted",
             Self::Capacity(_) => "capacity",
             Self::StdinClosed(_) => "stdin_closed",
+            Self::NoSuchPaused { .. } => "paused_missing",
+            Self::PausedBusy { .. } => "paused_busy",
             Self::ForkedProcess => "forked_process",
             Self::Io { .. } => "io",
         }
@@ -171,6 +185,12 @@ impl Error {
             Self::StdinClosed(_) => {
                 Cow::Borrowed("Ask for a stdin stream when starting, and write before closing it.")
             }
+            Self::NoSuchPaused { .. } => Cow::Borrowed(
+                "Use the id that pause gave, as the same user; resuming a sandbox takes it out of rest unless it is to be kept.",
+            ),
+            Self::PausedBusy { .. } => Cow::Borrowed(
+                "Wait for the other one, or resume with keep by all, so that each gets a clone.",
+            ),
             Self::ForkedProcess => Cow::Borrowed(
                 "Create engines and sandboxes in the process that uses them, or use the spawn start method of multiprocessing.",
             ),
@@ -283,6 +303,8 @@ mod tests {
             Error::RootNotGranted,
             Error::Capacity("x".into()),
             Error::StdinClosed("x"),
+            Error::NoSuchPaused { id: "x".into() },
+            Error::PausedBusy { id: "x".into() },
             Error::ForkedProcess,
             Error::io("x", io::Error::other("y")),
             ImagesError::NotFound { searched: vec![] }.into(),

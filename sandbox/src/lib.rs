@@ -25,6 +25,7 @@ mod error;
 mod files;
 pub mod images;
 mod options;
+mod paused;
 mod process;
 mod reaper;
 mod running;
@@ -44,6 +45,7 @@ pub use options::{
     DEFAULT_MEMORY_SHELL, DEFAULT_STDERR, DEFAULT_STDOUT, EngineOptions, ExecuteOptions, MAX_SANDBOX_NAME,
     MAX_TIMEOUT, SandboxOptions, StdinMode, default_memory_mib,
 };
+pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, Paused, ResumeOptions};
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};
 pub use sandbox::{BootTimings, Sandbox};
 pub use snapshot::Snapshot;

@@ -44,6 +44,8 @@ pub struct EngineOptions {
     pub qemu: Option<PathBuf>,
     /// How long a guest may take to boot, unless the sandbox says otherwise.
     pub boot_timeout: Duration,
+    /// The folder of paused sandboxes. `None`: the variable `HAYFORK_PAUSED_DIR`, then `paused` in the cache.
+    pub paused: Option<PathBuf>,
 }
 
 impl Default for EngineOptions {
@@ -54,6 +56,7 @@ impl Default for EngineOptions {
             backend: None,
             qemu: None,
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
+            paused: None,
         }
     }
 }

@@ -206,6 +206,31 @@ impl Sandbox {
         Ok(forks)
     }
 
+    /// What it is made of, while it takes calls.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub(crate) fn running(&self) -> Result<(Arc<engine::Inner>, Arc<Slot>, Shape), Error> {
+        let inner = self.inner.get()?;
+        match inner.lifecycle.refusal() {
+            Some(error) => Err(error),
+            None => Ok((Arc::clone(&inner.engine), Arc::clone(&inner.slot), self.about.shape.clone())),
+        }
+    }
+
+    /// Takes no more calls, and ends in the background.
+    pub(crate) fn end(&self, reason: &'static str) -> Result<(), Error> {
+        let inner = self.inner.get()?;
+        inner.lifecycle.end(Error::closed(reason));
+        inner.mailbox.close(reason);
+        Ok(())
+    }
+
+    /// Waits until its machine is gone.
+    pub(crate) async fn gone(&self) -> Result<(), Error> {
+        self.inner.get()?.lifecycle.dead().await
+    }
+
     /// What the machine costs the host; `None` where that is unknown, or after its end. Reads from /proc.
     pub fn host_memory(&self) -> Option<HostMemory> {
         self.inner.get().ok()?.slot.host_memory()
@@ -233,11 +258,8 @@ impl Sandbox {
     /// # Errors
     /// The machine could not be killed, which only a fault of the host's kernel explains.
     pub async fn close(&self) -> Result<(), Error> {
-        const REASON: &str = "it was closed";
-        let inner = self.inner.get()?;
-        inner.lifecycle.end(Error::closed(REASON));
-        inner.mailbox.close(REASON);
-        inner.lifecycle.dead().await
+        self.end("it was closed")?;
+        self.gone().await
     }
 }
 

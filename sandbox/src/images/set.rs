@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use hayfork_vmm::backend::KernelFlavour;
+use hayfork_vmm::backend::{ImageDigests, KernelFlavour};
 
 use super::ImagesError;
 use super::manifest::{self, ParseError, Part, SetManifest};
@@ -95,6 +95,18 @@ impl ImageSet {
     /// [`ImagesError::Unreadable`] or [`ImagesError::WrongSize`].
     pub fn initramfs(&self) -> Result<PathBuf, ImagesError> {
         self.sized(&self.manifest.initramfs.file, self.manifest.initramfs.bytes)
+    }
+
+    /// The digests of what a machine of that language is made of, as the manifest gives them.
+    ///
+    /// # Errors
+    /// [`ImagesError::MissingLanguage`], [`ImagesError::MissingKernel`].
+    pub fn digests(&self, language: &str, flavour: KernelFlavour) -> Result<ImageDigests, ImagesError> {
+        Ok(ImageDigests {
+            kernel: self.kernel_part(flavour)?.blake3.clone(),
+            initramfs: self.manifest.initramfs.blake3.clone(),
+            root: Some(self.entry(language)?.blake3.clone()),
+        })
     }
 
     /// Path of the language's root image.

@@ -213,14 +213,15 @@ struct Entry {
 }
 
 /// A locked file, which goes with the lock.
-struct Lock {
+pub(crate) struct Lock {
     path: PathBuf,
     /// The lock is let go when it is closed.
     _file: File,
 }
 
 impl Lock {
-    fn take(path: PathBuf) -> io::Result<Self> {
+    /// Makes the file and waits for its lock.
+    pub(crate) fn take(path: PathBuf) -> io::Result<Self> {
         loop {
             let file = open_lock(&path, true)?;
             flock(&file, FlockOperation::LockExclusive)?;
