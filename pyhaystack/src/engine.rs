@@ -21,9 +21,15 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (*, images=None, backend=None, qemu=None))]
-    fn new(images: Option<PathBuf>, backend: Option<String>, qemu: Option<PathBuf>) -> PyResult<Self> {
-        let options = EngineOptions { images, backend, qemu, ..EngineOptions::default() };
+    #[pyo3(signature = (*, images=None, backend=None, isolation=None, qemu=None, worker=None))]
+    fn new(
+        images: Option<PathBuf>,
+        backend: Option<String>,
+        isolation: Option<String>,
+        qemu: Option<PathBuf>,
+        worker: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let options = EngineOptions { images, backend, isolation, qemu, worker, ..EngineOptions::default() };
         let inner = Inner::new(options).map_err(|error| to_python(&error))?;
         let runtime = Runtime::new(inner.runtime().clone());
         Ok(Self { inner, runtime })

@@ -108,6 +108,7 @@ impl Sandbox {
         dict.set_item("kernel", boot.kernel.name())?;
         dict.set_item("isolation", boot.isolation.code())?;
         dict.set_item("isolates", boot.isolation.description())?;
+        dict.set_item("place", boot.place.name())?;
         dict.set_item("fallback", boot.fallback)?;
         Ok(dict.unbind())
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use hayfork_vmm::backend::{Accelerator, Backend, BackendError, Capabilities, Machine, MachineSpec};
+use hayfork_vmm::backend::{Accelerator, Backend, BackendError, Capabilities, Machine, MachineSpec, Place};
 use hayfork_vmm::hypervisor::probe;
 
 use crate::accel::{self, AcceleratorChoice};
@@ -73,6 +73,7 @@ impl Qemu {
         let description = format!("QEMU {} ({})", binary.version, binary.path.display());
         let mut capabilities = Capabilities::new(self.name(), description, accelerator);
         capabilities.notes = notes;
+        capabilities.place = Place::Qemu;
         Ok(checked.insert(Checked { binary, engine, capabilities }).clone())
     }
 }

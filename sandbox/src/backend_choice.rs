@@ -6,14 +6,16 @@
 //! | `monitor` | the monitor, or an error that says what stands in its way |
 //! | `qemu` | QEMU |
 //!
+//! Where the monitor runs its machines is another choice: in this process, or each in a confined worker process.
+//!
 //! What can stand in the monitor's way: its own check, which begins with what the probe found behind `/dev/kvm`; limits
-//! that the machine does not fit; an image set without a kernel of the flavour that it needs. The choice is made anew for
+//! that the machine does not fit; an image set without a kernel of the flavour that it needs; workers whose program is missing. The choice is made anew for
 //! each machine: checks answer from memory, and a kernel may have been built meanwhile.
 
 use std::sync::Arc;
 
 use hayfork_qemu::{Qemu, QemuOptions};
-use hayfork_vmm::backend::{Backend, Capabilities};
+use hayfork_vmm::backend::{Backend, Capabilities, Place};
 
 use crate::error::Error;
 use crate::options::EngineOptions;
@@ -42,9 +44,18 @@ impl Backends {
     pub(crate) fn new(options: &EngineOptions) -> Result<Self, Error> {
         let qemu =
             || Arc::new(Qemu::new(QemuOptions { binary: options.qemu.clone(), ..QemuOptions::default() }));
+        let place = match options.isolation.as_deref().unwrap_or("process") {
+            "process" => Place::ThisProcess,
+            "worker" => Place::Worker,
+            other => {
+                return Err(Error::bad_option(format!(
+                    "there is no isolation {other:?}: use \"process\" or \"worker\""
+                )));
+            }
+        };
         match options.backend.as_deref().unwrap_or("auto") {
-            "auto" => Ok(Self::Auto(monitor(), qemu())),
-            "monitor" => monitor().map(Self::One),
+            "auto" => Ok(Self::Auto(monitor(options, place), qemu())),
+            "monitor" => monitor(options, place).map(Self::One),
             "qemu" => Ok(Self::One(qemu())),
             other => Err(Error::bad_option(format!(
                 "there is no backend {other:?}: use \"auto\", \"monitor\" or \"qemu\""
@@ -96,12 +107,16 @@ impl Backends {
 /// The monitor, on hosts that it is written for.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[allow(clippy::unnecessary_wraps)] // elsewhere there is none
-fn monitor() -> Result<Arc<dyn Backend>, Error> {
-    Ok(Arc::new(hayfork_vmm::monitor::Monitor::new()))
+fn monitor(options: &EngineOptions, place: Place) -> Result<Arc<dyn Backend>, Error> {
+    use hayfork_vmm::worker::{Workers, WorkersOptions};
+    Ok(match place {
+        Place::Worker => Arc::new(Workers::new(WorkersOptions { binary: options.worker.clone() })),
+        _ => Arc::new(hayfork_vmm::monitor::Monitor::new()),
+    })
 }
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn monitor() -> Result<Arc<dyn Backend>, Error> {
+fn monitor(_: &EngineOptions, _: Place) -> Result<Arc<dyn Backend>, Error> {
     Err(Error::bad_option("there is no monitor for this kind of host: use the backend \"auto\" or \"qemu\""))
 }
 

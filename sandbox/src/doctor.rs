@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 
-use hayfork_vmm::backend::{Accelerator, Capabilities, Isolation, MIN_MEMORY_MIB};
+use hayfork_vmm::backend::{Accelerator, Capabilities, Isolation, MIN_MEMORY_MIB, Place};
 use hayfork_vmm::hypervisor::probe as hypervisor;
 use serde::Serialize;
 
@@ -140,12 +140,12 @@ fn machines(backends: &Backends, lookup: &Lookup) -> Vec<Check> {
         None if is_slow => Check::warn(NAME, message, "See the check of KVM."),
         None => Check::ok(NAME, message),
     };
-    vec![backend, isolation(capabilities.isolation)]
+    vec![backend, isolation(capabilities.isolation, capabilities.place)]
 }
 
-fn isolation(isolation: Isolation) -> Check {
+fn isolation(isolation: Isolation, place: Place) -> Check {
     const NAME: &str = "isolation";
-    let message = format!("{}: {}", isolation.code(), isolation.description());
+    let message = format!("{}: {}; {}", isolation.code(), isolation.description(), place.description());
     match isolation {
         Isolation::Emulation => Check::warn(
             NAME,
@@ -239,7 +239,8 @@ mod tests {
             (Isolation::Emulation, Verdict::Warn, "emulator in a process of its own"),
             (Isolation::KvmPvm, Verdict::Warn, "the only wall"),
         ] {
-            let check = isolation(kind);
+            let check = isolation(kind, Place::Worker);
+            assert!(check.message.contains("a worker process of its own"), "{check:?}");
             assert_eq!((check.name, check.verdict), ("isolation", verdict));
             assert!(check.message.starts_with(kind.code()) && check.message.contains(words), "{check:?}");
             assert_eq!(check.remedy.is_none(), verdict == Verdict::Ok);

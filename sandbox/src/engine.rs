@@ -364,6 +364,7 @@ impl Inner {
             accelerator: shape.capabilities.accelerator.to_string(),
             kernel: shape.capabilities.kernel,
             isolation: shape.capabilities.isolation,
+            place: shape.capabilities.place,
             fallback: shape.fallback.clone(),
         };
         let mailbox = Arc::new(Mailbox::default());

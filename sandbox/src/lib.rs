@@ -53,4 +53,4 @@ pub use snapshot::Snapshot;
 pub use hayfork_protocol::message::{
     BundleKind, Control, Env, Exception, FileInfo, FileKind, Keep, Language, OutputLimit, Stats, Status, User,
 };
-pub use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour};
+pub use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour, Place};

@@ -40,6 +40,11 @@ pub struct EngineOptions {
     /// What runs the machines: `auto` (also `None`), `monitor` or `qemu`. `auto` is the monitor where it can be used, else
     /// QEMU; [`BootTimings::fallback`](crate::BootTimings::fallback) then says why.
     pub backend: Option<String>,
+    /// Where the monitor runs its machines: `process` (also `None`), this one; or `worker`, a confined process for each. QEMU's
+    /// machines always have a process of their own.
+    pub isolation: Option<String>,
+    /// The program of worker processes. `None`: the variable `HAYFORK_WORKER`, then beside this program.
+    pub worker: Option<PathBuf>,
     /// The QEMU binary. `None`: the variable `HAYFORK_QEMU`, then `PATH`.
     pub qemu: Option<PathBuf>,
     /// How long a guest may take to boot, unless the sandbox says otherwise.
@@ -54,6 +59,8 @@ impl Default for EngineOptions {
             images: None,
             image_package: None,
             backend: None,
+            isolation: None,
+            worker: None,
             qemu: None,
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
             paused: None,

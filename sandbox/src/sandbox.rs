@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hayfork_protocol::message::{Language, Renew, Request, User};
-use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour};
+use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour, Place};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -36,6 +36,8 @@ pub struct BootTimings {
     pub kernel: KernelFlavour,
     /// What keeps its user code from the host.
     pub isolation: Isolation,
+    /// Which process it runs in.
+    pub place: Place,
     /// Why the monitor does not run it, where the choice was the engine's and fell on another backend.
     pub fallback: Option<String>,
 }

@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 pub use channel::Channel;
 pub use error::BackendError;
 pub use exit::{ExitKind, ExitReport, ProcessStatus};
-pub use isolation::{Isolation, KernelFlavour};
+pub use isolation::{Isolation, KernelFlavour, Place};
 pub use spec::{
     AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
     ImageDigests, MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS,
@@ -80,6 +80,8 @@ pub struct Capabilities {
     pub kernel: KernelFlavour,
     /// What keeps user code in its machines from the host.
     pub isolation: Isolation,
+    /// Which process its machines run in.
+    pub place: Place,
     /// Why this accelerator and no faster one, and what to do about it; one sentence each, empty if all is well.
     pub notes: Vec<String>,
     /// The most virtual CPUs a machine may have here.
@@ -100,6 +102,10 @@ impl Capabilities {
             isolation: match accelerator {
                 Accelerator::Kvm => Isolation::Hardware,
                 Accelerator::Tcg => Isolation::Emulation,
+            },
+            place: match accelerator {
+                Accelerator::Kvm => Place::ThisProcess,
+                Accelerator::Tcg => Place::Qemu,
             },
             notes: Vec::new(),
             max_vcpus: MAX_VCPUS,

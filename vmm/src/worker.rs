@@ -42,7 +42,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use self::child::Shelf;
 use self::machine::WorkerTemplate;
-use crate::backend::{Backend, BackendError, Capabilities, ImageDigests, Machine, MachineSpec, Template};
+use crate::backend::{
+    Backend, BackendError, Capabilities, ImageDigests, Machine, MachineSpec, Place, Template,
+};
 use crate::monitor::Monitor;
 
 pub use find::{BINARY_NAME, BINARY_VARIABLE};
@@ -95,6 +97,7 @@ impl Workers {
         }
         let mut capabilities = self.monitor.check()?;
         let shelf = Arc::new(Shelf::new(find::find(self.options.binary.as_deref())?)?);
+        capabilities.place = Place::Worker;
         capabilities.description.push_str(", each machine in a worker process");
         if shelf.confinement.landlock.is_none() {
             capabilities.notes.push(

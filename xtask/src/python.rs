@@ -1,7 +1,7 @@
 //! The Python environment of the source tree: `.venv` with the package built into it.
 //!
 //! The package is installed so that its Python files are used from the tree; only the native module
-//! has to be built. Whether that is due is told by a stamp in `.venv` that holds a digest of everything
+//! and the program of worker processes have to be built. Whether that is due is told by a stamp in `.venv` that holds a digest of everything
 //! the module is made of, so that a second call costs no more than reading those files.
 
 use std::fs;
@@ -11,8 +11,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
+use crate::cargo;
 use crate::context::Context;
 use crate::process;
+use crate::progress::Task;
 
 /// Oldest Python that the package supports.
 const OLDEST: (u32, u32) = (3, 11);
@@ -26,6 +28,9 @@ const TOOLS: &[&str] = &[
     "pytest-timeout>=2",
     "ruff>=0.9",
 ];
+
+/// The program of worker processes (`hayfork_vmm::worker::BINARY_NAME`, which is not there on other hosts).
+const WORKER: &str = "hayfork-worker";
 
 /// Folders and files that the native module is made of.
 const SOURCES: &[&str] = &[
@@ -49,11 +54,16 @@ pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
     let bin = venv.join("bin");
     let stamp_file = venv.join("hayfork.stamp");
     let stamp = stamp(&context.tree)?;
-    if fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp) && bin.join("hayfork").exists() {
+    if fs::read_to_string(&stamp_file).is_ok_and(|old| old == stamp)
+        && bin.join("hayfork").exists()
+        && context.tree.join("pyhaystack/python/hayfork").join(WORKER).exists()
+    {
         return Ok(bin);
     }
     tools(context)?;
     let task = context.progress.task("package");
+    task.step("compiling the workers' program");
+    worker(context, &task)?;
     task.step("compiling the native module");
     process::stream(
         Command::new(bin.join("maturin"))
@@ -68,6 +78,20 @@ pub(crate) fn environment(context: &Context) -> Result<PathBuf> {
     fs::write(&stamp_file, stamp).with_context(|| format!("cannot write {}", stamp_file.display()))?;
     task.done("ready in .venv");
     Ok(bin)
+}
+
+/// Puts the program of worker processes into the package's folder, where the package looks for it.
+fn worker(context: &Context, task: &Task) -> Result<()> {
+    let mut command = cargo::command(&context.tree);
+    command.args(["build", "--release", "--package", "hayfork-vmm", "--bin", WORKER]);
+    let built = cargo::build(&mut command, task)?;
+    let program = built.iter().find(|built| built.target == WORKER).context("cargo built no program")?;
+    let place = context.tree.join("pyhaystack/python/hayfork").join(WORKER);
+    // Renamed into place: a worker that runs keeps its file.
+    let aside = place.with_extension("new");
+    fs::copy(&program.path, &aside)
+        .and_then(|_| fs::rename(&aside, &place))
+        .with_context(|| format!("cannot write {}", place.display()))
 }
 
 /// Folder of the environment's programs, with the tools and without the package.

@@ -11,14 +11,18 @@ from pathlib import Path
 from hayfork import errors
 from hayfork._native import Engine, NativeError
 
-_Key = tuple[int, str | None, str | None, str | None]
+_Key = tuple[int, str | None, str | None, str | None, str | None]
 
 _engines: dict[_Key, Engine] = {}
 _lock = threading.Lock()
 
 
 def engine(
-    *, images: str | os.PathLike[str] | None = None, backend: str | None = None, qemu: str | None = None
+    *,
+    images: str | os.PathLike[str] | None = None,
+    backend: str | None = None,
+    isolation: str | None = None,
+    qemu: str | None = None,
 ) -> Engine:
     """Get the process's engine for these options.
 
@@ -26,6 +30,8 @@ def engine(
         images: Folder of the image set. By default the one named by `HAYFORK_IMAGES_DIR`, else the installed
             data package, else the user's cache.
         backend: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else `"auto"`.
+        isolation: Where the monitor runs VMs: `"process"`, this one, or `"worker"`, a confined process for each. By
+            default what `HAYFORK_ISOLATION` names, else `"process"`.
         qemu: The QEMU program. By default what `HAYFORK_QEMU` names, else the one in `PATH`.
 
     Raises:
@@ -33,13 +39,16 @@ def engine(
     """
     folder = os.fspath(images) if images is not None else _packaged_images()
     backend = backend or os.environ.get("HAYFORK_BACKEND") or None
+    isolation = isolation or os.environ.get("HAYFORK_ISOLATION") or None
     # The process is part of the key: a forked child must not use its parent's VMs.
-    key = (os.getpid(), folder, backend, qemu)
+    key = (os.getpid(), folder, backend, isolation, qemu)
     with _lock:
         found = _engines.get(key)
         if found is None:
             try:
-                found = Engine(images=folder, backend=backend, qemu=qemu)
+                found = Engine(
+                    images=folder, backend=backend, isolation=isolation, qemu=qemu, worker=_packaged_worker()
+                )
             except NativeError as error:
                 raise errors.from_code(*error.args) from None
             _engines[key] = found
@@ -55,6 +64,14 @@ def _packaged_images() -> str | None:
     except ModuleNotFoundError:
         return None
     return str(folder) if (folder / "manifest.json").is_file() else None
+
+
+def _packaged_worker() -> str | None:
+    """Find the program of worker processes in this package, unless the environment names another one."""
+    if os.environ.get("HAYFORK_WORKER"):
+        return None
+    program = Path(__file__).with_name("hayfork-worker")
+    return str(program) if program.is_file() else None
 
 
 def _shutdown() -> None:

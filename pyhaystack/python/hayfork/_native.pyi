@@ -129,7 +129,9 @@ class Engine:
         *,
         images: str | PathLike[str] | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         qemu: str | PathLike[str] | None = None,
+        worker: str | PathLike[str] | None = None,
     ) -> Engine: ...
     def create(
         self,

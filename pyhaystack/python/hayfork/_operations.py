@@ -106,10 +106,11 @@ def create(
     allow_root: bool,
     name: str | None,
     backend: str | None,
+    isolation: str | None,
     images: str | os.PathLike[str] | None,
 ) -> Operation[_native.Sandbox]:
     """Start a sandbox."""
-    call = engine(images=images, backend=backend).create(
+    call = engine(images=images, backend=backend, isolation=isolation).create(
         language=language_name(language),
         memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
         cpus=_whole("cpus", cpus, 255),
@@ -159,6 +160,7 @@ def runs_on(sandbox: _native.Sandbox) -> RunsOn:
         kernel=boot["kernel"],
         isolation=boot["isolation"],
         isolates=boot["isolates"],
+        place=boot["place"],
         fallback=boot["fallback"],
     )
 

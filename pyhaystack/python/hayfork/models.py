@@ -44,6 +44,7 @@ class RunsOn:
         isolation: What the wall towards the host is: `"hardware"`, `"emulation"` or `"kvm_pvm"`. With the last one user
             code can reach the guest's kernel, so that the virtual machine is the only wall.
         isolates: The same in a sentence.
+        place: The process that it runs in: `"process"`, this one; `"worker"` or `"qemu"`, one of its own.
         fallback: Why the monitor does not run it, if the choice was hayfork's and fell on another backend.
     """
 
@@ -52,10 +53,12 @@ class RunsOn:
     kernel: str = ""
     isolation: str = ""
     isolates: str = ""
+    place: str = ""
     fallback: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.backend}, {self.accelerator}, kernel {self.kernel}"
+        where = ", in a worker" if self.place == "worker" else ""
+        return f"{self.backend}, {self.accelerator}, kernel {self.kernel}{where}"
 
 
 @dataclass(frozen=True, slots=True)

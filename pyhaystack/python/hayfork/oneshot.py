@@ -26,6 +26,7 @@ def run(
     stdout_limit: int = operations.STDOUT_LIMIT,
     stderr_limit: int = operations.STDERR_LIMIT,
     backend: str | None = None,
+    isolation: str | None = None,
     images: str | os.PathLike[str] | None = None,
 ) -> Execution:
     """Run code in a new VM, which ends with it.
@@ -47,6 +48,7 @@ def run(
         stdout_limit: Bytes of output that are kept at most, head and tail.
         stderr_limit: Bytes of error output that are kept at most, head and tail.
         backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`; see `Sandbox.create`.
+        isolation: Where the monitor runs the VM: `"process"` or `"worker"`; see `Sandbox.create`.
         images: Folder of the image set; found without it.
 
     Returns:
@@ -68,6 +70,7 @@ def run(
             stdout_limit=stdout_limit,
             stderr_limit=stderr_limit,
             backend=backend,
+            isolation=isolation,
             images=images,
         )
     )
@@ -88,6 +91,7 @@ async def arun(
     stdout_limit: int = operations.STDOUT_LIMIT,
     stderr_limit: int = operations.STDERR_LIMIT,
     backend: str | None = None,
+    isolation: str | None = None,
     images: str | os.PathLike[str] | None = None,
 ) -> Execution:
     """As `run`, for event loops. Cancelling the task ends the VM."""
@@ -104,6 +108,7 @@ async def arun(
             stdout_limit=stdout_limit,
             stderr_limit=stderr_limit,
             backend=backend,
+            isolation=isolation,
             images=images,
         )
     )
@@ -122,6 +127,7 @@ def _run(
     stdout_limit: int,
     stderr_limit: int,
     backend: str | None,
+    isolation: str | None,
     images: str | os.PathLike[str] | None,
 ) -> Operation[Execution]:
     operations.check_code(code)  # before a VM is started for it
@@ -135,6 +141,7 @@ def _run(
         allow_root=False,
         name=None,
         backend=backend,
+        isolation=isolation,
         images=images,
     )
     try:

@@ -269,6 +269,7 @@ class Sandbox:
         metadata: Mapping[str, str] | None = None,
         allow_root: bool = False,
         backend: str | None = None,
+        isolation: str | None = None,
         images: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Start a sandbox.
@@ -290,6 +291,9 @@ class Sandbox:
             allow_root: Whether `commands.run(user="root")` is granted.
             backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else
                 `"auto"`: the monitor where this host lets it, else QEMU, and `runs_on.fallback` says why.
+            isolation: Where the monitor runs the VM: `"process"`, this one, or `"worker"`, a process of its own that
+                may open and start nothing, so that breaking out of the VM is not enough. By default what
+                `HAYFORK_ISOLATION` names, else `"process"`. QEMU's VMs always have a process of their own.
             images: Folder of the image set; found without it.
 
         Returns:
@@ -319,6 +323,7 @@ class Sandbox:
                 allow_root=allow_root,
                 name=None,
                 backend=backend,
+                isolation=isolation,
                 images=images,
             )
         )

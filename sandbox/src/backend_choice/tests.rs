@@ -81,6 +81,21 @@ fn names_are_known_or_refused() {
 }
 
 #[test]
+fn isolations_are_known_or_refused() {
+    let named = |backend: Option<&str>, isolation: &str| {
+        let isolation = Some(isolation.to_owned());
+        let backend = backend.map(str::to_owned);
+        Backends::new(&EngineOptions { backend, isolation, ..EngineOptions::default() })
+    };
+    for backend in [None, Some("auto"), Some("monitor"), Some("qemu")] {
+        for isolation in ["process", "worker"] {
+            assert!(named(backend, isolation).is_ok());
+        }
+        assert_eq!(named(backend, "container").err().unwrap().code(), "bad_option");
+    }
+}
+
+#[test]
 fn the_monitor_is_first_where_the_host_lets_it() {
     for (answer, kernel, isolation) in [
         (ON_HARDWARE, KernelFlavour::Plain, Isolation::Hardware),

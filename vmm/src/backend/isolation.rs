@@ -29,6 +29,46 @@ impl fmt::Display for KernelFlavour {
     }
 }
 
+/// Which process a guest runs in, and so what a guest that breaks out of its machine would have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Place {
+    /// This one.
+    ThisProcess,
+    /// A worker: the monitor in a confined process of its own.
+    Worker,
+    /// QEMU's.
+    Qemu,
+}
+
+impl Place {
+    /// A stable name, for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ThisProcess => "process",
+            Self::Worker => "worker",
+            Self::Qemu => "qemu",
+        }
+    }
+
+    /// What stands behind the virtual machine, in a sentence without its full stop.
+    pub fn description(self) -> &'static str {
+        match self {
+            Self::ThisProcess => "behind it is this process, with all that it may do",
+            Self::Worker => {
+                "behind it is a worker process of its own, which may open and start nothing and is killed if it tries"
+            }
+            Self::Qemu => "behind it is a QEMU process of its own, with QEMU's filter of system calls",
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// What keeps user code in a guest from the host: how many walls there are, and what they are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

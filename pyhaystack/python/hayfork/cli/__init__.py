@@ -67,6 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--backend", metavar="NAME", help="what runs the VM: auto, monitor or qemu (default: auto, the best one here)"
     )
+    common.add_argument(
+        "--isolation",
+        choices=["process", "worker"],
+        help="where the monitor runs the VM: in this process, or in a confined one of its own (default: process)",
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in (run, shell, images, doctor):
         module.add(commands, common)

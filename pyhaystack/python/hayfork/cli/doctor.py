@@ -28,7 +28,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Run it."""
     with progress.spinner("checking this host", quiet=options.json):
-        report = json.loads(run_blocking(plain(engine(images=options.images, backend=options.backend).doctor())))
+        found = engine(images=options.images, backend=options.backend, isolation=options.isolation)
+        report = json.loads(run_blocking(plain(found.doctor())))
     checks = report["checks"]
     if options.json:
         print(json.dumps(report))

@@ -114,7 +114,11 @@ def command(options: argparse.Namespace) -> int:
     quiet = options.quiet or options.json
     with progress.spinner("starting a virtual machine", quiet=quiet):
         sandbox = Sandbox.create(
-            language=language, memory_mb=options.memory, backend=options.backend, images=options.images
+            language=language,
+            memory_mb=options.memory,
+            backend=options.backend,
+            isolation=options.isolation,
+            images=options.images,
         )
     with sandbox:
         for host, guest in options.upload:
@@ -236,6 +240,7 @@ def _as_json(execution: Execution) -> dict[str, Any]:
         "accelerator": execution.runs_on.accelerator,
         "kernel": execution.runs_on.kernel,
         "isolation": execution.runs_on.isolation,
+        "place": execution.runs_on.place,
         "fallback": execution.runs_on.fallback,
     }
 

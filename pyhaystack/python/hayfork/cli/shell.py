@@ -32,7 +32,11 @@ def command(options: argparse.Namespace) -> int:
     language = language_name(options.language)
     with progress.spinner("starting a virtual machine", quiet=options.quiet):
         sandbox = Sandbox.create(
-            language=language, memory_mb=options.memory, backend=options.backend, images=options.images
+            language=language,
+            memory_mb=options.memory,
+            backend=options.backend,
+            isolation=options.isolation,
+            images=options.images,
         )
     with sandbox:
         interactive = sys.stdin.isatty()

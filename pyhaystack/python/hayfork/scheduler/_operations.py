@@ -79,6 +79,7 @@ def create(
         allow_root=False,
         name=None,
         backend=config.backend,
+        isolation=config.isolation,
         images=config.images_dir,
     )
 

@@ -27,6 +27,7 @@ class SchedulerConfig(BaseModel):
         session_idle_timeout_seconds: Seconds without use after which a session closes.
         images_dir: Folder of the image set; found without it.
         backend: What runs the VMs: `"auto"`, `"monitor"` or `"qemu"`. A field of hayfork's own.
+        isolation: Where the monitor runs the VMs: `"process"` or `"worker"`. A field of hayfork's own.
         disk_snapshot_cache_dir: Not used.
         memory_snapshot_cache_dir: Not used.
         s3_bucket: Not used.
@@ -49,6 +50,7 @@ class SchedulerConfig(BaseModel):
     session_idle_timeout_seconds: int = Field(default=300, ge=10, le=3600)
     images_dir: Path | None = None
     backend: str | None = None
+    isolation: str | None = None
     disk_snapshot_cache_dir: Path | None = None
     memory_snapshot_cache_dir: Path | None = None
     s3_bucket: str | None = None
