@@ -1,8 +1,9 @@
 //! The engine that the package uses, one per process and set of options.
 
 use std::path::PathBuf;
+use std::time::UNIX_EPOCH;
 
-use hayfork_sandbox::{Engine as Inner, EngineOptions, Env, SandboxOptions};
+use hayfork_sandbox::{Engine as Inner, EngineOptions, Env, Paused, ResumeOptions, Resumed, SandboxOptions};
 use pyo3::prelude::*;
 
 use crate::call::Call;
@@ -10,6 +11,9 @@ use crate::error::to_python;
 use crate::runtime::Runtime;
 use crate::sandbox::{Sandbox, duration, language};
 use crate::value::Value;
+
+/// Id, language, MiB of memory, bytes on disk, seconds since 1970.
+type PausedRow = (String, &'static str, u32, u64, f64);
 
 /// Starts sandboxes.
 #[pyclass(frozen, module = "hayfork._native")]
@@ -62,6 +66,31 @@ impl Engine {
             let inner = engine.create(options).await?;
             Ok(Value::Sandbox(Sandbox { inner, runtime }))
         }))
+    }
+
+    /// The sandbox, and the note that was kept with it.
+    fn resume(&self, id: String, keep: bool) -> Call {
+        let engine = self.inner.clone();
+        let runtime = self.runtime.clone();
+        Call::spawn(&self.runtime, async move {
+            let Resumed { sandbox: inner, note } = engine.resume(&id, ResumeOptions { keep }).await?;
+            Ok(Value::Resumed(Sandbox { inner, runtime }, note))
+        })
+    }
+
+    /// Paused sandboxes, oldest first.
+    fn paused(&self, py: Python<'_>) -> PyResult<Vec<PausedRow>> {
+        let paused = py.detach(|| self.inner.paused()).map_err(|error| to_python(&error))?;
+        let row = |Paused { id, language, memory_mib, bytes, since }| {
+            let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+            (id, language.name(), memory_mib, bytes, since)
+        };
+        Ok(paused.into_iter().map(row).collect())
+    }
+
+    /// Removes a paused sandbox.
+    fn discard(&self, py: Python<'_>, id: &str) -> PyResult<()> {
+        py.detach(|| self.inner.discard(id)).map_err(|error| to_python(&error))
     }
 
     /// The report as JSON.

@@ -227,6 +227,11 @@ impl Sandbox {
         })
     }
 
+    /// Writes it to disk and ends it; gives the id to resume it by.
+    fn pause(&self, note: String) -> Call {
+        self.call(|s| async move { s.pause(note).await }, Value::Text)
+    }
+
     fn fork(&self, count: usize) -> Call {
         let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
         Call::spawn(&self.runtime, async move {

@@ -15,6 +15,8 @@ pub(crate) enum Value {
     Sandbox(Sandbox),
     Sandboxes(Vec<Sandbox>),
     Snapshot(Snapshot),
+    /// A sandbox that was paused, and the note that was kept with it.
+    Resumed(Sandbox, String),
     Events(Vec<RunEvent>),
     File(FileInfo),
     Files(Vec<FileInfo>),
@@ -38,6 +40,7 @@ impl Value {
                 list.into_any().unbind()
             }
             Self::Snapshot(snapshot) => Py::new(py, snapshot)?.into_any(),
+            Self::Resumed(sandbox, note) => (sandbox, note).into_pyobject(py)?.into_any().unbind(),
             Self::Events(events) => {
                 let list = PyList::empty(py);
                 for event in events {

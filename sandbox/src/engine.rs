@@ -37,7 +37,7 @@ use crate::doctor::{self, Report};
 use crate::error::Error;
 use crate::images::{ImageSet, Lookup};
 use crate::options::{EngineOptions, SandboxOptions, default_memory_mib};
-use crate::paused::{Paused, ResumeOptions};
+use crate::paused::{Paused, ResumeOptions, Resumed};
 use crate::process::ThisProcess;
 use crate::reaper::{Reaper, Vm};
 use crate::sandbox::{BootTimings, Sandbox, SandboxParts};
@@ -155,7 +155,7 @@ impl Engine {
     /// # Errors
     /// There is none of that id, or somebody else resumes it at the moment; its file is damaged, or does not belong to this host,
     /// these images and this version; or what can go wrong with [`Snapshot::restore`](crate::Snapshot::restore). It stays paused.
-    pub async fn resume(&self, id: &str, options: ResumeOptions) -> Result<Sandbox, Error> {
+    pub async fn resume(&self, id: &str, options: ResumeOptions) -> Result<Resumed, Error> {
         let inner = Arc::clone(self.0.get()?);
         let id = id.to_owned();
         self.run(async move { inner.resume(id, options).await }).await

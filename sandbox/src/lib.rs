@@ -45,7 +45,7 @@ pub use options::{
     DEFAULT_MEMORY_SHELL, DEFAULT_STDERR, DEFAULT_STDOUT, EngineOptions, ExecuteOptions, MAX_SANDBOX_NAME,
     MAX_TIMEOUT, SandboxOptions, StdinMode, default_memory_mib,
 };
-pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, Paused, ResumeOptions};
+pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, MAX_NOTE, Paused, ResumeOptions, Resumed};
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};
 pub use sandbox::{BootTimings, Sandbox};
 pub use snapshot::Snapshot;

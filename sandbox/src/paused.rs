@@ -51,6 +51,18 @@ pub struct ResumeOptions {
     pub keep: bool,
 }
 
+/// The most bytes of a [note](Resumed::note).
+pub const MAX_NOTE: usize = 256 << 10;
+
+/// A sandbox that was paused and goes on.
+#[derive(Clone, Debug)]
+pub struct Resumed {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// What [`Sandbox::pause`] was given to keep with it.
+    pub note: String,
+}
+
 /// A sandbox at rest on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Paused {
@@ -77,10 +89,11 @@ struct Saved {
     grant_root: bool,
     idle_timeout: Option<Duration>,
     since: SystemTime,
+    note: String,
 }
 
 impl Saved {
-    fn new(shape: &Shape) -> Self {
+    fn new(shape: &Shape, note: String) -> Self {
         Self {
             version: VERSION,
             language: shape.language.name().to_owned(),
@@ -89,6 +102,7 @@ impl Saved {
             grant_root: shape.grant_root,
             idle_timeout: shape.idle_timeout,
             since: SystemTime::now(),
+            note,
         }
     }
 
@@ -103,8 +117,8 @@ impl Saved {
             })
     }
 
-    fn into_shape(self, language: Language, capabilities: Capabilities) -> Shape {
-        Shape {
+    fn into_shape(self, language: Language, capabilities: Capabilities) -> (String, Shape) {
+        let shape = Shape {
             language,
             memory_mib: self.memory_mib,
             env: self.env,
@@ -112,7 +126,8 @@ impl Saved {
             idle_timeout: self.idle_timeout,
             capabilities,
             fallback: None,
-        }
+        };
+        (self.note, shape)
     }
 }
 
@@ -122,6 +137,14 @@ fn corrupt(path: &Path, what: &'static str) -> Error {
 
 fn snapshot_error(error: SnapshotError) -> Error {
     hayfork_vmm::backend::BackendError::from(error).into()
+}
+
+/// A paused sandbox that was read.
+struct Loaded {
+    template: Arc<dyn Template>,
+    shape: Shape,
+    note: String,
+    claim: Claim,
 }
 
 /// A paused sandbox that nobody else resumes or discards.
@@ -204,16 +227,16 @@ impl engine::Inner {
     }
 
     /// Writes a sandbox's machine to disk. It runs on. Blocks.
-    fn save_paused(&self, id: &str, slot: &Slot, shape: &Shape) -> Result<(), Error> {
+    fn save_paused(&self, id: &str, slot: &Slot, shape: &Shape, note: String) -> Result<(), Error> {
         let path = file_of(&self.paused_folder()?, id)?;
-        let about = serde_json::to_vec(&Saved::new(shape))
+        let about = serde_json::to_vec(&Saved::new(shape, note))
             .map_err(|error| Error::io("a sandbox cannot be described", error.into()))?;
         slot.capture()?.save(&path, &about)?;
         Ok(())
     }
 
     /// Reads a paused sandbox. Blocks.
-    fn load_paused(&self, id: &str, keep: bool) -> Result<(Arc<dyn Template>, Shape, Claim), Error> {
+    fn load_paused(&self, id: &str, keep: bool) -> Result<Loaded, Error> {
         let claim = Claim::take(&self.paused_folder()?, id, keep)?;
         let path = claim.path.as_path();
         let file = SnapshotFile::open(path).map_err(snapshot_error)?;
@@ -236,7 +259,8 @@ impl engine::Inner {
         if template.ram() != u64::from(saved.memory_mib) << 20 {
             return Err(corrupt(path, "its machine has another memory than its sandbox"));
         }
-        Ok((template, saved.into_shape(language, capabilities), claim))
+        let (note, shape) = saved.into_shape(language, capabilities);
+        Ok(Loaded { template, shape, note, claim })
     }
 
     /// See [`Engine::resume`](crate::Engine::resume).
@@ -244,13 +268,13 @@ impl engine::Inner {
         self: Arc<Self>,
         id: String,
         options: ResumeOptions,
-    ) -> Result<Sandbox, Error> {
+    ) -> Result<Resumed, Error> {
         let engine = Arc::clone(&self);
         let loaded = self.handle().spawn_blocking(move || engine.load_paused(&id, options.keep));
-        let (template, shape, claim) = loaded.await.map_err(engine::joined)??;
+        let Loaded { template, shape, note, claim } = loaded.await.map_err(engine::joined)??;
         let sandbox = Snapshot::new(template, shape, self).restore().await?;
         claim.settle();
-        Ok(sandbox)
+        Ok(Resumed { sandbox, note })
     }
 
     /// See [`Engine::paused`](crate::Engine::paused).
@@ -281,11 +305,18 @@ fn describe(path: &Path) -> Option<Paused> {
 impl Sandbox {
     /// Writes it to disk and releases its machine. Gives the id that [`Engine::resume`](crate::Engine::resume) takes, in this
     /// or another process: memory with everything that runs in the background, files, variables go on there. What an execution
-    /// or command does while this is called is stopped. A pause that has begun comes to its end whether or not anybody waits.
+    /// or command does while this is called is stopped. `note` is kept with it, at most [`MAX_NOTE`] bytes. A pause that has begun comes to its end whether or not anybody waits.
     ///
     /// # Errors
     /// It is closed, its backend cannot do that, or it cannot be written; then it runs on.
-    pub async fn pause(&self) -> Result<String, Error> {
+    pub async fn pause(&self, note: impl Into<String>) -> Result<String, Error> {
+        let note = note.into();
+        if note.len() > MAX_NOTE {
+            let given = note.len();
+            return Err(Error::bad_option(format!(
+                "a note of {given} bytes is longer than the {MAX_NOTE} that are kept with a paused sandbox"
+            )));
+        }
         let (engine, slot, shape) = self.running()?;
         let this = self.clone();
         let handle = engine.handle().clone();
@@ -298,7 +329,7 @@ impl Sandbox {
                 let lock = Lock::take(folder.join(format!(".{name}.lock")));
                 let lock = lock.map_err(|error| Error::io("a sandbox cannot be paused", error))?;
                 sandbox.running()?;
-                engine.save_paused(&name, &slot, &shape)?;
+                engine.save_paused(&name, &slot, &shape, note)?;
                 sandbox.end("it was paused")?;
                 drop(lock);
                 Ok::<_, Error>(())
@@ -351,6 +382,7 @@ mod tests {
             grant_root: true,
             idle_timeout: Some(Duration::from_millis(1500)),
             since: SystemTime::UNIX_EPOCH,
+            note: String::new(),
         };
         let text = serde_json::to_string(&saved).unwrap();
         let parse = |text: &str| Saved::parse(text.as_bytes(), Path::new("f"));

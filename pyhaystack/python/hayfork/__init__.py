@@ -60,7 +60,16 @@ from hayfork.errors import (
     VmTimeoutError,
     VmTransientError,
 )
-from hayfork.models import EntryInfo, Execution, ExecutionError, Result, RunsOn, SandboxStats, Timings
+from hayfork.models import (
+    EntryInfo,
+    Execution,
+    ExecutionError,
+    PausedSandbox,
+    Result,
+    RunsOn,
+    SandboxStats,
+    Timings,
+)
 from hayfork.oneshot import arun, run
 from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox, Snapshot
 
@@ -136,6 +145,7 @@ __all__ = [
     "Language",
     "OutputLimitError",
     "PackageNotAllowedError",
+    "PausedSandbox",
     "PermanentError",
     "PortMapping",
     "Result",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -12,7 +14,7 @@ from hayfork import _native, errors
 from hayfork._calls import Operation
 from hayfork._engine import engine
 from hayfork._execution import Callbacks, Collector, Stdin, feed_stdin, follow
-from hayfork.models import EntryInfo, Execution, RunsOn, SandboxStats
+from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
 
 LANGUAGES = ("python", "javascript", "shell")
 
@@ -149,6 +151,58 @@ def restore(kept: _native.Snapshot) -> Operation[_native.Sandbox]:
     """Make a sandbox that goes on where the original stood."""
     sandbox: _native.Sandbox = yield kept.restore()
     return sandbox
+
+
+def pause(sandbox: _native.Sandbox, timeout: float | None, metadata: Mapping[str, str]) -> Operation[str]:
+    """Write a sandbox to disk and release its VM."""
+    try:
+        note = json.dumps({"timeout": timeout, "metadata": dict(metadata)})
+    except (TypeError, ValueError):
+        raise errors.VmConfigError(
+            "the sandbox's metadata is not text, and cannot be kept on disk",
+            code="bad_option",
+            remedy="Use metadata whose names and values are strings.",
+        ) from None
+    sandbox_id: str = yield sandbox.pause(note)
+    return sandbox_id
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A sandbox that was paused, with what its handle had."""
+
+    native: _native.Sandbox
+    timeout: float | None
+    metadata: dict[str, str]
+
+
+def resume(
+    sandbox_id: str, *, keep: bool, backend: str | None, images: str | os.PathLike[str] | None
+) -> Operation[Resumed]:
+    """Go on with a sandbox that was paused."""
+    native, note = yield engine(images=images, backend=backend).resume(_text("the sandbox id", sandbox_id), keep)
+    # It was written by another front end, if it is none of `pause`'s.
+    try:
+        kept = json.loads(note)
+        return Resumed(native, kept["timeout"], kept["metadata"])
+    except (ValueError, TypeError, KeyError):
+        return Resumed(native, None, {})
+
+
+def list_paused() -> list[PausedSandbox]:
+    """List the sandboxes at rest on disk."""
+    try:
+        return [PausedSandbox(*row) for row in engine().paused()]
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
+
+
+def discard(sandbox_id: str) -> None:
+    """Remove a sandbox at rest on disk."""
+    try:
+        engine().discard(_text("the sandbox id", sandbox_id))
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
 
 
 def runs_on(sandbox: _native.Sandbox) -> RunsOn:

@@ -14,7 +14,7 @@ from hayfork import _operations as operations
 from hayfork._calls import run_async
 from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
 from hayfork._operations import Content, Env
-from hayfork.models import EntryInfo, Execution, RunsOn, SandboxStats
+from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
 
 __all__ = ["AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"]
 
@@ -468,6 +468,70 @@ class AsyncSandbox:
         """Keep this sandbox as it is now, in memory. It goes on meanwhile; see `fork` for what is kept."""
         native = await run_async(operations.snapshot(self._native))
         return AsyncSnapshot(native, timeout=self._timeout, metadata=self.metadata)
+
+    async def pause(self) -> str:
+        """Write this sandbox to disk and release its VM.
+
+        Variables, files and background processes are kept, for as long as the file is; a run that is under way is
+        stopped. The files are readable by this user alone, in the folder that `HAYFORK_PAUSED_DIR` names, else in the
+        user's cache, and hold everything that the sandbox had in memory.
+
+        Returns:
+            The id that `resume` takes, in this process or another.
+
+        Raises:
+            UnsupportedOptionError: If the backend cannot do it.
+            SnapshotError: If it cannot be written. The sandbox runs on.
+            SessionClosedError: If this sandbox is closed.
+        """
+        return await run_async(operations.pause(self._native, self._timeout, self.metadata))
+
+    @classmethod
+    async def resume(
+        cls,
+        sandbox_id: str,
+        *,
+        keep: bool = False,
+        timeout: float | None = None,
+        backend: str | None = None,
+        images: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Go on with a sandbox that was paused, in this process or another.
+
+        It has a time, randomness and identity of its own, and another id. It is taken out of rest: of two who resume
+        it, one gets it. With `keep` it also stays at rest, and each resume makes a clone.
+
+        Args:
+            sandbox_id: What `pause` gave.
+            keep: Whether it stays paused as well.
+            timeout: Seconds that one execution may take; by default what the paused sandbox had.
+            backend: What runs the VM, if not the one that ran it before.
+            images: Folder of the image set; found without it. It must be the one that it was made from.
+
+        Returns:
+            The running sandbox.
+
+        Raises:
+            SnapshotError: If there is none of that id, somebody else resumes it, or it is damaged or belongs to another
+                host, other images or another version. It stays paused.
+        """
+        resumed = await run_async(operations.resume(sandbox_id, keep=keep, backend=backend, images=images))
+        limit = resumed.timeout if timeout is None else timeout
+        return cls(resumed.native, timeout=limit, metadata=resumed.metadata)
+
+    @staticmethod
+    def list_paused() -> list[PausedSandbox]:
+        """List this user's paused sandboxes, oldest first."""
+        return operations.list_paused()
+
+    @staticmethod
+    def discard(sandbox_id: str) -> None:
+        """Remove a paused sandbox from disk.
+
+        Raises:
+            SnapshotError: If there is none of that id, or somebody resumes it.
+        """
+        operations.discard(sandbox_id)
 
     async def kill(self) -> None:
         """End it. Ending it twice is fine."""

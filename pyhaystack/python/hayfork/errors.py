@@ -259,7 +259,7 @@ class PackageNotAllowedError(SandboxError):
 
 
 class SnapshotError(SandboxError):
-    """A snapshot could not be made or restored."""
+    """A snapshot could not be made or restored, or a sandbox not be paused or resumed. `code` tells which way."""
 
     default_code = "snapshot"
 
@@ -334,6 +334,17 @@ _BY_CODE: dict[str, type[SandboxError]] = {
     "permission_denied": SandboxFileError,
     "no_space": SandboxFileError,
     "io": SandboxFileError,
+    "snapshot_unreadable": SnapshotError,
+    "not_a_snapshot": SnapshotError,
+    "snapshot_newer": SnapshotError,
+    "snapshot_truncated": SnapshotError,
+    "snapshot_corrupt": SnapshotError,
+    "snapshot_foreign": SnapshotError,
+    "snapshot_too_long": SnapshotError,
+    "snapshot_unwritable": SnapshotError,
+    "snapshot_no_memory": SnapshotError,
+    "paused_missing": SnapshotError,
+    "paused_busy": SnapshotError,
     "cannot_start": VmPermanentError,
     "session_closed": SessionClosedError,
     "cancelled": ExecutionCancelledError,

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["EntryInfo", "Execution", "ExecutionError", "Result", "RunsOn", "SandboxStats", "Status", "Timings"]
+__all__ = [
+    "EntryInfo",
+    "Execution",
+    "ExecutionError",
+    "PausedSandbox",
+    "Result",
+    "RunsOn",
+    "SandboxStats",
+    "Status",
+    "Timings",
+]
 
 Status = Literal["ok", "error", "timeout", "oom", "killed"]
 """How an execution ended: by itself with exit code 0 or another one, when its time was over, for want of memory,
@@ -202,6 +212,25 @@ class EntryInfo:
     def is_dir(self) -> bool:
         """Whether it is a folder."""
         return self.type == "dir"
+
+
+@dataclass(frozen=True, slots=True)
+class PausedSandbox:
+    """A sandbox at rest on disk.
+
+    Attributes:
+        sandbox_id: What `Sandbox.resume` takes.
+        language: The language that `run_code` takes by default.
+        memory_mb: Memory of its VM in MiB.
+        size: Bytes on disk.
+        paused_at: When it was paused, seconds since 1970-01-01 UTC.
+    """
+
+    sandbox_id: str
+    language: str
+    memory_mb: int
+    size: int
+    paused_at: float
 
 
 @dataclass(frozen=True, slots=True)
