@@ -177,10 +177,16 @@ class Resumed:
 
 
 def resume(
-    sandbox_id: str, *, keep: bool, backend: str | None, images: str | os.PathLike[str] | None
+    sandbox_id: str,
+    *,
+    keep: bool,
+    backend: str | None,
+    isolation: str | None,
+    images: str | os.PathLike[str] | None,
 ) -> Operation[Resumed]:
     """Go on with a sandbox that was paused."""
-    native, note = yield engine(images=images, backend=backend).resume(_text("the sandbox id", sandbox_id), keep)
+    found = engine(images=images, backend=backend, isolation=isolation)
+    native, note = yield found.resume(_text("the sandbox id", sandbox_id), keep)
     # It was written by another front end, if it is none of `pause`'s.
     try:
         kept = json.loads(note)

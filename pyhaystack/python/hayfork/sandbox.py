@@ -494,6 +494,7 @@ class Sandbox:
         keep: bool = False,
         timeout: float | None = None,
         backend: str | None = None,
+        isolation: str | None = None,
         images: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Go on with a sandbox that was paused, in this process or another.
@@ -506,6 +507,7 @@ class Sandbox:
             keep: Whether it stays paused as well.
             timeout: Seconds that one execution may take; by default what the paused sandbox had.
             backend: What runs the VM, if not the one that ran it before.
+            isolation: Where the VM runs, as for `create`.
             images: Folder of the image set; found without it. It must be the one that it was made from.
 
         Returns:
@@ -515,7 +517,9 @@ class Sandbox:
             SnapshotError: If there is none of that id, somebody else resumes it, or it is damaged or belongs to another
                 host, other images or another version. It stays paused.
         """
-        resumed = run_blocking(operations.resume(sandbox_id, keep=keep, backend=backend, images=images))
+        resumed = run_blocking(
+            operations.resume(sandbox_id, keep=keep, backend=backend, isolation=isolation, images=images)
+        )
         limit = resumed.timeout if timeout is None else timeout
         return cls(resumed.native, timeout=limit, metadata=resumed.metadata)
 
