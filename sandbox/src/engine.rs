@@ -4,12 +4,8 @@
 //! keeps its engine alive; when the last of both is dropped, machines are gone or being killed, and the runtime ends in
 //! the background, without blocking whoever dropped it.
 //!
-//! ```text
-//!  create ── options checked ── images found ── machine launched ── agent answers ──► connection task ──► Sandbox
-//!               │                   │              │ (blocking pool)    │
-//!               ▼                   ▼              ▼                    ▼
-//!            bad_option        images_missing   qemu_missing …    kernel_panic, boot_timeout …; machine killed
-//! ```
+//! How a machine is had stands in [`crate::start`], and what is kept ready in [`crate::pool`]. When the last handle of an
+//! engine is dropped, its pool ends; sandboxes live on.
 //!
 //! A `create` that is dropped half-way leaves nothing: whatever owns the machine at that moment gives it to the reaper.
 
@@ -17,32 +13,29 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use hayfork_protocol::message::{Env, Language, Renew};
-use hayfork_protocol::mux::{Mux, Role};
-use hayfork_vmm::backend::{Backend, Capabilities, MachineSpec, Template};
-use tokio::net::UnixStream;
+use hayfork_vmm::backend::Backend;
 use tokio::runtime::{Handle, Runtime};
-use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::backend_choice::{Backends, Chosen};
-use crate::connection::handshake::{self, Met};
+use crate::backend_choice::Backends;
+use crate::connection::handshake;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::lock;
 use crate::connection::stream::Mailbox;
-use crate::connection::task::{Connection, Parts, QUEUE};
 use crate::connection::watchdog::Patience;
 use crate::doctor::{self, Report};
 use crate::error::Error;
+use crate::guest::Guest;
 use crate::images::{ImageSet, Lookup};
-use crate::options::{EngineOptions, SandboxOptions, default_memory_mib};
+use crate::options::{EngineOptions, SandboxOptions, WarmOptions};
 use crate::paused::{Paused, ResumeOptions, Resumed};
+use crate::pool::admission::Admission;
+use crate::pool::{Key, Pools};
 use crate::process::ThisProcess;
-use crate::reaper::{Reaper, Vm};
-use crate::sandbox::{BootTimings, Sandbox, SandboxParts};
+use crate::reaper::Reaper;
+use crate::sandbox::Sandbox;
 use crate::signals;
-use crate::unsafe_watch::watch_readable;
 
 /// Threads of the runtime that move bytes.
 const WORKERS: usize = 2;
@@ -50,24 +43,36 @@ const WORKERS: usize = 2;
 const BLOCKING: usize = 16;
 
 /// Why sandboxes are closed by a shutdown.
-const SHUT_DOWN: &str = "the engine was shut down";
+pub(crate) const SHUT_DOWN: &str = "the engine was shut down";
 
 /// Creates sandboxes. Cheap to clone; see the [crate's description](crate).
 #[derive(Clone, Debug)]
-pub struct Engine(Arc<ThisProcess<Arc<Inner>>>);
+pub struct Engine(Arc<ThisProcess<Handles>>);
+
+/// What all handles of an engine share; sandboxes have only what is in it.
+#[derive(Debug)]
+struct Handles(Arc<Inner>);
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        self.0.pools.close();
+    }
+}
 
 /// What an engine and its sandboxes share.
 pub(crate) struct Inner {
     pub(crate) options: EngineOptions,
     pub(crate) backends: Backends,
-    reaper: Reaper,
+    pub(crate) reaper: Reaper,
+    pub(crate) admission: Admission,
+    pub(crate) pools: Pools,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
     handle: Handle,
     /// What a shutdown has to close.
     sandboxes: Mutex<Vec<(Weak<Mailbox>, Weak<Lifecycle>)>>,
-    patience: Patience,
-    retry: Duration,
+    pub(crate) patience: Patience,
+    pub(crate) retry: Duration,
 }
 
 impl std::fmt::Debug for Inner {
@@ -118,13 +123,15 @@ impl Engine {
             options,
             backends,
             reaper,
+            admission: Admission::new(),
+            pools: Pools::default(),
             runtime: Some(runtime),
             handle,
             sandboxes: Mutex::default(),
             patience,
             retry,
         };
-        Ok(Self(Arc::new(ThisProcess::new(Arc::new(inner)))))
+        Ok(Self(Arc::new(ThisProcess::new(Handles(Arc::new(inner))))))
     }
 
     /// The engine's runtime, for callers that have none.
@@ -132,19 +139,28 @@ impl Engine {
     /// # Panics
     /// In a child made by `fork`, where there is no such runtime.
     pub fn runtime(&self) -> &Handle {
-        match self.0.get() {
+        match self.inner() {
             Ok(inner) => &inner.handle,
             Err(error) => panic!("{error}"),
         }
     }
 
-    /// Starts a virtual machine and waits until its agent answers. Works on any executor. Dropping the future gives up
-    /// and leaves nothing behind.
+    /// What all handles share.
+    ///
+    /// # Errors
+    /// This is a child made by `fork`.
+    fn inner(&self) -> Result<&Arc<Inner>, Error> {
+        self.0.get().map(|handles| &handles.0)
+    }
+
+    /// Gives a virtual machine whose agent answers: one that is kept ready ([`Engine::keep_warm`]), else one that is made of a
+    /// template, else one that boots. Nobody has used it before in any case. Waits while the host has no memory for one more,
+    /// in the order of the calls. Works on any executor. Dropping the future gives up and leaves nothing behind.
     ///
     /// # Errors
     /// Bad options, images or a hypervisor that are missing, or what the guest died of while it booted.
     pub async fn create(&self, options: SandboxOptions) -> Result<Sandbox, Error> {
-        let inner = Arc::clone(self.0.get()?);
+        let inner = Arc::clone(self.inner()?);
         let called = Instant::now();
         self.run(async move { inner.create(options, called).await }).await
     }
@@ -156,7 +172,7 @@ impl Engine {
     /// There is none of that id, or somebody else resumes it at the moment; its file is damaged, or does not belong to this host,
     /// these images and this version; or what can go wrong with [`Snapshot::restore`](crate::Snapshot::restore). It stays paused.
     pub async fn resume(&self, id: &str, options: ResumeOptions) -> Result<Resumed, Error> {
-        let inner = Arc::clone(self.0.get()?);
+        let inner = Arc::clone(self.inner()?);
         let id = id.to_owned();
         self.run(async move { inner.resume(id, options).await }).await
     }
@@ -166,7 +182,7 @@ impl Engine {
     /// # Errors
     /// The folder cannot be read.
     pub fn paused(&self) -> Result<Vec<Paused>, Error> {
-        self.0.get()?.list_paused()
+        self.inner()?.list_paused()
     }
 
     /// Removes a paused sandbox. Blocks for some file system calls.
@@ -174,12 +190,35 @@ impl Engine {
     /// # Errors
     /// There is none of that id, or somebody resumes it at the moment.
     pub fn discard(&self, id: &str) -> Result<(), Error> {
-        self.0.get()?.discard_paused(id)
+        self.inner()?.discard_paused(id)
+    }
+
+    /// Keeps virtual machines of a kind ready from here on, so that [`Engine::create`] gives one in a moment; 0 of them to stop
+    /// that. Returns at once: see [`Engine::wait_warm`]. They are made in the background, and made up for as they are taken;
+    /// each takes the host's memory that its interpreter has touched.
+    ///
+    /// # Errors
+    /// Options that make no sense, or this is a child made by `fork`.
+    pub fn keep_warm(&self, options: WarmOptions) -> Result<(), Error> {
+        let inner = self.inner()?;
+        let (memory_mib, vcpus) = options.machine()?;
+        let _running = inner.handle.enter();
+        inner.keep_ready(Key { language: options.language, memory_mib, vcpus }, options.count);
+        Ok(())
+    }
+
+    /// Waits until all machines are there that [`Engine::keep_warm`] asked for. False if they are not when `limit` is over.
+    ///
+    /// # Errors
+    /// This is a child made by `fork`.
+    pub async fn wait_warm(&self, limit: Duration) -> Result<bool, Error> {
+        let inner = Arc::clone(self.inner()?);
+        self.run(async move { Ok(inner.pools.wait_ready(limit).await) }).await
     }
 
     /// Looks at what this host can do.
     pub async fn doctor(&self) -> Report {
-        let inner = match self.0.get() {
+        let inner = match self.inner() {
             Ok(inner) => Arc::clone(inner),
             Err(error) => return doctor::unusable(&error),
         };
@@ -196,13 +235,14 @@ impl Engine {
     /// # Errors
     /// No set, or one that cannot be used.
     pub fn images(&self) -> Result<ImageSet, Error> {
-        Ok(self.0.get()?.lookup().open()?)
+        Ok(self.inner()?.lookup().open()?)
     }
 
     /// Kills all machines of this engine and waits until they are gone; nothing can be created afterwards. Blocks for
     /// some tens of milliseconds; calling it again does nothing. In a child made by `fork` it does nothing either.
     pub fn shutdown(&self) {
-        let Ok(inner) = self.0.get() else { return };
+        let Ok(inner) = self.inner() else { return };
+        inner.pools.close();
         for (mailbox, lifecycle) in lock(&inner.sandboxes).drain(..) {
             if let (Some(mailbox), Some(lifecycle)) = (mailbox.upgrade(), lifecycle.upgrade()) {
                 lifecycle.end(Error::closed(SHUT_DOWN));
@@ -217,7 +257,7 @@ impl Engine {
         &self,
         future: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
-        run_on(&self.0.get()?.handle, future).await
+        run_on(&self.inner()?.handle, future).await
     }
 }
 
@@ -247,27 +287,6 @@ pub(crate) fn joined(error: JoinError) -> Error {
     }
 }
 
-/// What a sandbox is like, apart from its machine; its forks are like it.
-#[derive(Clone, Debug)]
-pub(crate) struct Shape {
-    pub(crate) language: Language,
-    pub(crate) memory_mib: u32,
-    pub(crate) env: Env,
-    pub(crate) grant_root: bool,
-    pub(crate) idle_timeout: Option<Duration>,
-    pub(crate) capabilities: Capabilities,
-    /// Why the monitor does not run it, where that was tried.
-    pub(crate) fallback: Option<String>,
-}
-
-/// What was launched, with what is known about it.
-struct Launched {
-    vm: Vm,
-    capabilities: Capabilities,
-    /// Why the monitor does not run it, where that was tried.
-    fallback: Option<String>,
-}
-
 impl Inner {
     pub(crate) fn lookup(&self) -> Lookup {
         Lookup {
@@ -277,133 +296,14 @@ impl Inner {
         }
     }
 
-    async fn create(self: Arc<Self>, options: SandboxOptions, called: Instant) -> Result<Sandbox, Error> {
-        options.validate()?;
-        let id = new_id()?;
-        let memory_mib = options.memory_mib.unwrap_or(default_memory_mib(options.language));
-        let mut spec = MachineSpec::new("", "");
-        spec.name =
-            options.name.as_ref().map_or_else(|| format!("hayfork-{id}"), |name| format!("{name}-{id}"));
-        spec.memory_mib = memory_mib;
-        spec.vcpus = options.cpus.unwrap_or(1);
-        // Once without files, so that bad options are found before missing images.
-        spec.validate()?;
-
-        let language = options.language;
-        let inner = Arc::clone(&self);
-        let launched = self.handle.spawn_blocking(move || inner.launch(spec, language.name()));
-        let Launched { vm, capabilities, fallback } = launched.await.map_err(joined)??;
-        let shape = Shape {
-            language,
-            memory_mib,
-            env: options.env,
-            grant_root: options.grant_root,
-            idle_timeout: options.idle_timeout,
-            capabilities,
-            fallback,
-        };
-        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
-        self.introduce(id, vm, shape, called, limit).await
+    /// How long a guest may take to boot.
+    pub(crate) fn boot_timeout(&self) -> Duration {
+        self.options.boot_timeout
     }
 
-    /// Makes a sandbox that goes on where the one of `template` stood. It has randomness, a name and a time of its own before
-    /// anybody gets it.
-    pub(crate) async fn restore(
-        self: Arc<Self>,
-        template: Arc<dyn Template>,
-        shape: Shape,
-        called: Instant,
-    ) -> Result<Sandbox, Error> {
-        let id = new_id()?;
-        let inner = Arc::clone(&self);
-        let restored = self.handle.spawn_blocking(move || {
-            let launch = inner.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
-            Ok::<_, Error>(launch.register(template.restore()?))
-        });
-        let vm = restored.await.map_err(joined)??;
-        let renew = renewal(&id)?;
-        let limit = self.options.boot_timeout;
-        let sandbox = self.introduce(id, vm, shape, called, limit).await?;
-        sandbox.renew(renew).await?;
-        Ok(sandbox)
-    }
-
-    /// Waits until the agent of a running machine answers, and makes a sandbox of the two.
-    async fn introduce(
-        self: Arc<Self>,
-        id: String,
-        vm: Vm,
-        shape: Shape,
-        called: Instant,
-        limit: Duration,
-    ) -> Result<Sandbox, Error> {
-        let running = Instant::now();
-        let (channel, exit) =
-            vm.take_channel().map_err(|error| Error::io("the machine's channel cannot be used", error))?;
-        let stream = channel
-            .set_nonblocking(true)
-            .and_then(|()| UnixStream::from_std(channel.into_unix()))
-            .map_err(|error| Error::io("the machine's channel cannot be used", error))?;
-        let exit =
-            watch_readable(exit).map_err(|error| Error::io("the machine's exit cannot be watched", error))?;
-        let Met { hello, rest } = handshake::meet(&stream, &exit, &vm, running, limit, self.retry).await?;
-        tracing::debug!(id, agent = hello.agent, uptime = ?Duration::from_nanos(hello.uptime_ns), "the agent answers");
-        let language = shape.language;
-        if !hello.languages.iter().any(|name| name == language.name()) {
-            return Err(Error::NoSuchLanguage {
-                language: language.name(),
-                available: hello.languages.join(", "),
-            });
-        }
-
-        let timings = BootTimings {
-            launch: running - called,
-            handshake: running.elapsed(),
-            total: called.elapsed(),
-            backend: shape.capabilities.backend.to_owned(),
-            accelerator: shape.capabilities.accelerator.to_string(),
-            kernel: shape.capabilities.kernel,
-            isolation: shape.capabilities.isolation,
-            place: shape.capabilities.place,
-            fallback: shape.fallback.clone(),
-        };
-        let mailbox = Arc::new(Mailbox::default());
-        let lifecycle = Arc::new(Lifecycle::new(vm.death()));
-        let (runs, runs_queue) = mpsc::channel(QUEUE);
-        let (operations, operations_queue) = mpsc::channel(QUEUE);
-        let idle_timeout = shape.idle_timeout;
-        let sandbox = Sandbox::new(SandboxParts {
-            id,
-            languages: hello.languages,
-            timings,
-            shape,
-            runs,
-            operations,
-            mailbox: Arc::clone(&mailbox),
-            lifecycle: Arc::clone(&lifecycle),
-            slot: Arc::clone(vm.slot()),
-            engine: Arc::clone(&self),
-        });
-        {
-            let mut sandboxes = lock(&self.sandboxes);
-            sandboxes.retain(|(mailbox, _)| mailbox.strong_count() > 0);
-            sandboxes.push((Arc::downgrade(&mailbox), Arc::downgrade(&lifecycle)));
-        }
-        let connection = Connection::new(Parts {
-            stream,
-            mux: Mux::new(Role::Host),
-            received: rest,
-            exit,
-            vm,
-            runs: runs_queue,
-            operations: operations_queue,
-            mailbox,
-            lifecycle,
-            idle_timeout,
-            patience: self.patience,
-        });
-        self.handle.spawn(connection.run());
-        Ok(sandbox)
+    /// Whether templates are made of machines that are wanted again.
+    pub(crate) fn makes_templates(&self) -> bool {
+        self.options.templates
     }
 
     /// The runtime, for what must go on whoever waits for it.
@@ -411,22 +311,11 @@ impl Inner {
         &self.handle
     }
 
-    /// Finds the images and starts the machine. Blocks.
-    fn launch(&self, mut spec: MachineSpec, language: &str) -> Result<Launched, Error> {
-        let launch = self.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
-        let images = self.lookup().open()?;
-        spec.initramfs = images.initramfs()?;
-        spec.root_image = Some(images.image(language)?);
-        let suits = |found: &Capabilities| suits(found, &spec, &images);
-        let Chosen { backend, capabilities, fallback } = self.backends.choose(suits)?;
-        spec.kernel = images.kernel_of(capabilities.kernel)?;
-        spec.digests = Some(images.digests(language, capabilities.kernel)?);
-        let machine = backend.launch(&spec)?;
-        Ok(Launched {
-            vm: launch.register(machine),
-            capabilities,
-            fallback: fallback.map(|obstacle| obstacle.to_string()),
-        })
+    /// Remembers a sandbox for the shutdown.
+    pub(crate) fn enrol(&self, guest: &Guest) {
+        let mut sandboxes = lock(&self.sandboxes);
+        sandboxes.retain(|(mailbox, _)| mailbox.strong_count() > 0);
+        sandboxes.push((Arc::downgrade(&guest.wires.mailbox), Arc::downgrade(&guest.wires.lifecycle)));
     }
 }
 
@@ -437,42 +326,4 @@ impl Drop for Inner {
             runtime.shutdown_background();
         }
     }
-}
-
-/// Whether a backend can run the machine with what the image set holds.
-///
-/// # Errors
-/// More than it has, or a kernel that is missing.
-fn suits(found: &Capabilities, spec: &MachineSpec, images: &ImageSet) -> Result<(), Error> {
-    let Capabilities { backend, max_vcpus, max_memory_mib, .. } = found;
-    if spec.vcpus > *max_vcpus {
-        let asked = spec.vcpus;
-        return Err(Error::bad_option(format!(
-            "{asked} virtual CPUs are more than the {max_vcpus} of the backend {backend:?}"
-        )));
-    }
-    if spec.memory_mib > *max_memory_mib {
-        let asked = spec.memory_mib;
-        return Err(Error::bad_option(format!(
-            "{asked} MiB of memory are more than the {max_memory_mib} of the backend {backend:?}"
-        )));
-    }
-    images.kernel_of(found.kernel)?;
-    Ok(())
-}
-
-/// What makes a restored guest another than the one that was kept.
-fn renewal(id: &str) -> Result<Renew, Error> {
-    let mut seed = [0; 32];
-    let mut machine_id = [0; 16];
-    handshake::random(&mut seed)?;
-    handshake::random(&mut machine_id)?;
-    Ok(Renew { seed, machine_id, hostname: format!("sandbox-{id}") })
-}
-
-/// A new id: 12 random hexadecimal digits.
-fn new_id() -> Result<String, Error> {
-    let mut bytes = [0; 8];
-    handshake::random(&mut bytes[..6])?;
-    Ok(format!("{:012x}", u64::from_le_bytes(bytes)))
 }

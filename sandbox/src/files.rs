@@ -208,10 +208,14 @@ impl Sandbox {
     }
 
     pub(crate) async fn simple(&self, request: Request) -> Result<(), Error> {
-        let mut stream = self.operation(request)?;
-        let item = stream.next().await?;
-        done(stream, item).await.map(drop)
+        simple(self.operation(request)?).await
     }
+}
+
+/// The end of an operation that gives nothing.
+pub(crate) async fn simple(mut stream: Stream) -> Result<(), Error> {
+    let item = stream.next().await?;
+    done(stream, item).await.map(drop)
 }
 
 /// The end of an operation, from its last item, or from what comes after an item that means nothing.

@@ -23,9 +23,11 @@ mod doctor;
 mod engine;
 mod error;
 mod files;
+mod guest;
 pub mod images;
 mod options;
 mod paused;
+mod pool;
 mod process;
 mod reaper;
 mod running;
@@ -33,6 +35,7 @@ mod sandbox;
 mod signals;
 mod snapshot;
 pub mod store;
+mod start;
 pub mod text;
 mod unsafe_watch;
 
@@ -43,11 +46,11 @@ pub use files::IdleOutput;
 pub use options::{
     CommandOptions, DEFAULT_BOOT_TIMEOUT, DEFAULT_MEMORY_JAVASCRIPT, DEFAULT_MEMORY_PYTHON,
     DEFAULT_MEMORY_SHELL, DEFAULT_STDERR, DEFAULT_STDOUT, EngineOptions, ExecuteOptions, MAX_SANDBOX_NAME,
-    MAX_TIMEOUT, SandboxOptions, StdinMode, default_memory_mib,
+    MAX_TIMEOUT, MAX_WARM, SandboxOptions, StdinMode, WarmOptions, default_memory_mib,
 };
 pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, MAX_NOTE, Paused, ResumeOptions, Resumed};
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};
-pub use sandbox::{BootTimings, Sandbox};
+pub use sandbox::{BootTimings, Sandbox, StartedFrom};
 pub use snapshot::Snapshot;
 
 pub use hayfork_protocol::message::{

@@ -9,6 +9,7 @@ use hayfork_protocol::message::{self, Env, FailureCode, Keep, Language, OutputLi
 use hayfork_vmm::backend::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 
 use crate::error::Error;
+use crate::start;
 
 /// How long a guest may take to boot if nothing is said.
 pub const DEFAULT_BOOT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,6 +52,8 @@ pub struct EngineOptions {
     pub boot_timeout: Duration,
     /// The folder of paused sandboxes. `None`: the variable `HAYFORK_PAUSED_DIR`, then `paused` in the cache.
     pub paused: Option<PathBuf>,
+    /// Whether a machine that is wanted for the second time becomes a template in memory, which those after it are made of.
+    pub templates: bool,
 }
 
 impl Default for EngineOptions {
@@ -64,6 +67,7 @@ impl Default for EngineOptions {
             qemu: None,
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
             paused: None,
+            templates: true,
         }
     }
 }
@@ -87,6 +91,40 @@ pub struct SandboxOptions {
     pub name: Option<String>,
     /// Whether commands may run as root inside the guest.
     pub grant_root: bool,
+    /// Boots a machine although there is a template, or one that is kept ready.
+    pub fresh_boot: bool,
+}
+
+/// Machines to be kept ready.
+#[derive(Clone, Copy, Debug)]
+pub struct WarmOptions {
+    /// As [`SandboxOptions::language`].
+    pub language: Language,
+    /// As [`SandboxOptions::memory_mib`].
+    pub memory_mib: Option<u32>,
+    /// As [`SandboxOptions::cpus`].
+    pub cpus: Option<u8>,
+    /// How many.
+    pub count: usize,
+}
+
+/// The most machines of a kind that are kept ready.
+pub const MAX_WARM: usize = 256;
+
+impl WarmOptions {
+    /// Memory and virtual CPUs of each; checked.
+    pub(crate) fn machine(&self) -> Result<(u32, u8), Error> {
+        if self.count > MAX_WARM {
+            return Err(Error::bad_option(format!(
+                "{} machines are more than the {MAX_WARM} that can be kept ready",
+                self.count
+            )));
+        }
+        let memory_mib = self.memory_mib.unwrap_or(default_memory_mib(self.language));
+        let vcpus = self.cpus.unwrap_or(1);
+        start::spec("hayfork".into(), memory_mib, vcpus).validate()?;
+        Ok((memory_mib, vcpus))
+    }
 }
 
 /// The longest [`SandboxOptions::name`], in bytes.
@@ -104,6 +142,7 @@ impl SandboxOptions {
             boot_timeout: None,
             name: None,
             grant_root: false,
+            fresh_boot: false,
         }
     }
 

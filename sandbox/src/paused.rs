@@ -25,12 +25,13 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{self, Shape};
+use crate::engine;
 use crate::error::Error;
 use crate::images::locate::cache_directory;
 use crate::reaper::Slot;
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
+use crate::start::{RunsOn, Shape};
 use crate::store::{Lock, own_folder};
 
 /// Environment variable: the folder of paused sandboxes.
@@ -124,8 +125,7 @@ impl Saved {
             env: self.env,
             grant_root: self.grant_root,
             idle_timeout: self.idle_timeout,
-            capabilities,
-            fallback: None,
+            runs_on: RunsOn { capabilities, fallback: None },
         };
         (self.note, shape)
     }

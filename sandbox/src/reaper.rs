@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 
 use crate::connection::lifecycle::Death;
 use crate::connection::lock;
+use crate::pool::admission::Permit;
 use crate::signals;
 
 /// How long a shutdown waits for launches that are under way.
@@ -32,6 +34,8 @@ pub(crate) struct Slot {
     number: u64,
     state: Mutex<State>,
     death: watch::Sender<Death>,
+    /// Given back when the machine is gone.
+    permit: Mutex<Option<Permit>>,
 }
 
 /// Where the machine is.
@@ -88,6 +92,14 @@ impl Slot {
         }
     }
 
+    /// Pages that the machine has written since it was made, by guest address.
+    pub(crate) fn written(&self) -> Vec<Range<u64>> {
+        match &*lock(&self.state) {
+            State::Alive(machine) => machine.written(),
+            State::Dead(_) => Vec::new(),
+        }
+    }
+
     /// Kills the machine, if it lives, and waits until it is gone.
     fn kill(&self) {
         let mut state = lock(&self.state);
@@ -102,6 +114,7 @@ impl Slot {
         };
         *state = State::Dead(report);
         drop(state);
+        lock(&self.permit).take();
         self.death.send_replace(Some(death));
     }
 }
@@ -196,10 +209,17 @@ impl Reaper {
 
 impl Launch<'_> {
     /// Registers the machine that was launched.
-    pub(crate) fn register(self, machine: Box<dyn Machine>) -> Vm {
+    pub(crate) fn register(self, machine: Box<dyn Machine>, permit: Permit) -> Vm {
         let number = self.reaper.shared.next.fetch_add(1, Ordering::Relaxed);
         let (death, _) = watch::channel(None);
-        let slot = Arc::new(Slot { number, state: Mutex::new(State::Alive(machine)), death });
+        let slot = Arc::new(Slot {
+            number,
+            state: Mutex::new(State::Alive(machine)),
+            death,
+            permit: Mutex::default(),
+        });
+        permit.is_for(&slot);
+        *lock(&slot.permit) = Some(permit);
         lock(&self.reaper.shared.slots).insert(number, Arc::clone(&slot));
         Vm { slot, reaper: self.reaper.clone() }
     }

@@ -3,28 +3,40 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hayfork_protocol::message::{Language, Renew, Request, User};
+use hayfork_protocol::message::{Language, Request, User};
 use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour, Place};
-use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::TrySendError;
 
-use crate::connection::lifecycle::Lifecycle;
-use crate::connection::stream::{Link, Mailbox, Stream};
-use crate::connection::task::{New, QUEUE};
-use crate::engine::{self, Shape};
+use crate::connection::stream::Stream;
+use crate::engine;
 use crate::error::Error;
+use crate::guest::{Guest, Wires};
 use crate::options::{CommandOptions, ExecuteOptions};
 use crate::process::ThisProcess;
 use crate::reaper::Slot;
 use crate::running::Running;
 use crate::snapshot::Snapshot;
+use crate::start::Shape;
+
+/// What a sandbox's machine was made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StartedFrom {
+    /// It booted.
+    Boot,
+    /// It was restored from a snapshot, or from the template of its language.
+    Template,
+    /// It was kept ready.
+    Pool,
+}
 
 /// How long the start of a sandbox took, and on what it runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BootTimings {
-    /// From the call of `create` until the virtual machine ran.
+    /// What its machine was made of.
+    pub from: StartedFrom,
+    /// From the call of `create` until the virtual machine ran; 0 for one that was kept ready.
     pub launch: Duration,
-    /// From there until the agent's answer.
+    /// From there until the agent's answer; 0 for one that was kept ready.
     pub handshake: Duration,
     /// Everything.
     pub total: Duration,
@@ -63,48 +75,16 @@ struct About {
 
 #[derive(Debug)]
 struct Inner {
-    runs: mpsc::Sender<New>,
-    operations: mpsc::Sender<New>,
-    mailbox: Arc<Mailbox>,
-    lifecycle: Arc<Lifecycle>,
-    slot: Arc<Slot>,
+    wires: Wires,
     /// Keeps the runtime alive.
     engine: Arc<engine::Inner>,
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.mailbox.close("its last handle was dropped");
-    }
-}
-
-/// What a sandbox is made of.
-pub(crate) struct SandboxParts {
-    pub(crate) id: String,
-    pub(crate) languages: Vec<String>,
-    pub(crate) timings: BootTimings,
-    pub(crate) shape: Shape,
-    pub(crate) runs: mpsc::Sender<New>,
-    pub(crate) operations: mpsc::Sender<New>,
-    pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) slot: Arc<Slot>,
-    pub(crate) engine: Arc<engine::Inner>,
-}
-
 impl Sandbox {
-    pub(crate) fn new(parts: SandboxParts) -> Self {
-        let about =
-            About { id: parts.id, languages: parts.languages, shape: parts.shape, timings: parts.timings };
-        let inner = Inner {
-            runs: parts.runs,
-            operations: parts.operations,
-            mailbox: parts.mailbox,
-            lifecycle: parts.lifecycle,
-            slot: parts.slot,
-            engine: parts.engine,
-        };
-        Self { about: Arc::new(about), inner: Arc::new(ThisProcess::new(inner)) }
+    pub(crate) fn new(guest: Guest, timings: BootTimings, shape: Shape, engine: Arc<engine::Inner>) -> Self {
+        let Guest { id, languages, wires, .. } = guest;
+        let about = About { id, languages, shape, timings };
+        Self { about: Arc::new(about), inner: Arc::new(ThisProcess::new(Inner { wires, engine })) }
     }
 
     /// Its id: 12 hexadecimal digits, drawn at random.
@@ -129,7 +109,7 @@ impl Sandbox {
 
     /// Whether it takes no more calls: it was closed, or its machine is gone. Always so in a child made by `fork`.
     pub fn is_closed(&self) -> bool {
-        self.inner.get().map_or(true, |inner| inner.lifecycle.refusal().is_some())
+        self.inner.get().map_or(true, |inner| inner.wires.lifecycle.refusal().is_some())
     }
 
     /// Runs source text. Never blocks; executions of one context run one after the other, in the order of the calls.
@@ -159,19 +139,14 @@ impl Sandbox {
     }
 
     fn start(&self, request: impl FnOnce() -> Result<Request, Error>) -> Running {
-        let stream = self.inner.get().and_then(|inner| inner.open(request()?));
+        let stream = self.inner.get().and_then(|inner| inner.wires.open(request()?));
         Running::new(stream, self.clone())
     }
 
     /// Opens a stream for a request that is none of `Execute` and `Command`.
     pub(crate) fn operation(&self, request: Request) -> Result<Stream, Error> {
         request.validate()?;
-        self.inner.get()?.open(request)
-    }
-
-    /// Gives a restored guest randomness and an identity of its own.
-    pub(crate) async fn renew(&self, renew: Renew) -> Result<(), Error> {
-        self.simple(Request::Renew(renew)).await
+        self.inner.get()?.wires.open(request)
     }
 
     /// Keeps the sandbox as it is now, and lets it go on: its memory with everything that runs in it, and its files. It
@@ -182,10 +157,10 @@ impl Sandbox {
     /// It is closed, its backend cannot do that, or there is no memory for the copy.
     pub async fn snapshot(&self) -> Result<Snapshot, Error> {
         let inner = self.inner.get()?;
-        if let Some(error) = inner.lifecycle.refusal() {
+        if let Some(error) = inner.wires.lifecycle.refusal() {
             return Err(error);
         }
-        let (engine, slot) = (Arc::clone(&inner.engine), Arc::clone(&inner.slot));
+        let (engine, slot) = (Arc::clone(&inner.engine), Arc::clone(&inner.wires.slot));
         let shape = self.about.shape.clone();
         engine::run_on(&Arc::clone(&engine).handle().clone(), async move {
             let kept = engine.handle().spawn_blocking(move || slot.capture()).await;
@@ -214,44 +189,44 @@ impl Sandbox {
     /// Why it does not.
     pub(crate) fn running(&self) -> Result<(Arc<engine::Inner>, Arc<Slot>, Shape), Error> {
         let inner = self.inner.get()?;
-        match inner.lifecycle.refusal() {
+        match inner.wires.lifecycle.refusal() {
             Some(error) => Err(error),
-            None => Ok((Arc::clone(&inner.engine), Arc::clone(&inner.slot), self.about.shape.clone())),
+            None => Ok((Arc::clone(&inner.engine), Arc::clone(&inner.wires.slot), self.about.shape.clone())),
         }
     }
 
     /// Takes no more calls, and ends in the background.
     pub(crate) fn end(&self, reason: &'static str) -> Result<(), Error> {
         let inner = self.inner.get()?;
-        inner.lifecycle.end(Error::closed(reason));
-        inner.mailbox.close(reason);
+        inner.wires.lifecycle.end(Error::closed(reason));
+        inner.wires.mailbox.close(reason);
         Ok(())
     }
 
     /// Waits until its machine is gone.
     pub(crate) async fn gone(&self) -> Result<(), Error> {
-        self.inner.get()?.lifecycle.dead().await
+        self.inner.get()?.wires.lifecycle.dead().await
     }
 
     /// What the machine costs the host; `None` where that is unknown, or after its end. Reads from /proc.
     pub fn host_memory(&self) -> Option<HostMemory> {
-        self.inner.get().ok()?.slot.host_memory()
+        self.inner.get().ok()?.wires.slot.host_memory()
     }
 
     /// The host's process that runs the machine, while it lives.
     pub fn process_id(&self) -> Option<u32> {
-        self.inner.get().ok()?.slot.process_id()
+        self.inner.get().ok()?.wires.slot.process_id()
     }
 
     /// The newest console output of the guest's kernel, also after its end.
     pub fn console_tail(&self) -> String {
-        self.inner.get().map(|inner| inner.slot.console_tail()).unwrap_or_default()
+        self.inner.get().map(|inner| inner.wires.slot.console_tail()).unwrap_or_default()
     }
 
     /// Interrupts everything that runs, as Ctrl-C: code may catch it, and its state survives.
     pub fn interrupt(&self) {
         if let Ok(inner) = self.inner.get() {
-            inner.mailbox.interrupt();
+            inner.wires.mailbox.interrupt();
         }
     }
 
@@ -262,30 +237,5 @@ impl Sandbox {
     pub async fn close(&self) -> Result<(), Error> {
         self.end("it was closed")?;
         self.gone().await
-    }
-}
-
-impl Inner {
-    fn open(&self, request: Request) -> Result<Stream, Error> {
-        if let Some(error) = self.lifecycle.refusal() {
-            return Err(error);
-        }
-        let (queue, sends) = match &request {
-            Request::Execute(execute) => (&self.runs, execute.stdin),
-            Request::Command(command) => (&self.runs, command.stdin),
-            Request::WriteFile { .. } => (&self.operations, true),
-            _ => (&self.operations, false),
-        };
-        let link = Link::new(Arc::clone(&self.mailbox), sends);
-        match queue.try_send(New { request, link: Arc::clone(&link) }) {
-            Ok(()) => Ok(Stream::new(link)),
-            Err(TrySendError::Full(_)) => Err(Error::Capacity(format!(
-                "{QUEUE} requests wait in this sandbox already, which is the most"
-            ))),
-            // The task says why before it closes its queues.
-            Err(TrySendError::Closed(_)) => {
-                Err(self.lifecycle.refusal().unwrap_or_else(|| Error::closed("the engine has ended")))
-            }
-        }
     }
 }

@@ -12,10 +12,11 @@ use std::sync::Arc;
 use hayfork_vmm::backend::Template;
 use tokio::time::Instant;
 
-use crate::engine::{self, Shape};
+use crate::engine;
 use crate::error::Error;
 use crate::process::ThisProcess;
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, StartedFrom};
+use crate::start::Shape;
 
 /// A sandbox at rest, in memory. Cheap to clone; it needs the original no more.
 #[derive(Clone)]
@@ -46,7 +47,11 @@ impl Snapshot {
         let called = Instant::now();
         let inner = self.0.get()?;
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
-        let handle = engine.handle().clone();
-        engine::run_on(&handle, engine.restore(template, inner.shape.clone(), called)).await
+        let (handle, shape) = (engine.handle().clone(), inner.shape.clone());
+        engine::run_on(&handle, async move {
+            let guest = engine.restored(template, called).await?;
+            Ok(engine.sandbox(guest, shape, called, StartedFrom::Template))
+        })
+        .await
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hayfork_protocol::frame::Channel;
@@ -70,6 +71,8 @@ pub(crate) struct Letters {
     pub(crate) interrupt: bool,
     /// Close, for this reason.
     pub(crate) close: Option<&'static str>,
+    /// Close after having run nothing for that long from now on.
+    pub(crate) idle_timeout: Option<Option<Duration>>,
 }
 
 impl Mailbox {
@@ -91,6 +94,12 @@ impl Mailbox {
     /// Asks the task to end. The first reason stays.
     pub(crate) fn close(&self, reason: &'static str) {
         lock(&self.letters).close.get_or_insert(reason);
+        self.wake.notify_one();
+    }
+
+    /// Asks the task to end after having run nothing for that long, counted from now on; `None`: never.
+    pub(crate) fn set_idle_timeout(&self, timeout: Option<Duration>) {
+        lock(&self.letters).idle_timeout = Some(timeout);
         self.wake.notify_one();
     }
 

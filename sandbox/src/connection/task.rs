@@ -76,7 +76,6 @@ pub(crate) struct Parts {
     pub(crate) operations: mpsc::Receiver<New>,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) lifecycle: Arc<Lifecycle>,
-    pub(crate) idle_timeout: Option<Duration>,
     pub(crate) patience: Patience,
 }
 
@@ -89,6 +88,7 @@ pub(crate) struct Connection {
     contexts: HashMap<u32, VecDeque<StreamId>>,
     /// Streams whose callers have data to send.
     sending: HashSet<StreamId>,
+    idle_timeout: Option<Duration>,
     idle_since: Instant,
     buffer: Vec<u8>,
     ended: bool,
@@ -102,6 +102,7 @@ impl Connection {
             running: 0,
             contexts: HashMap::new(),
             sending: HashSet::new(),
+            idle_timeout: None,
             idle_since: Instant::now(),
             buffer: vec![0; READ],
             ended: false,
@@ -160,7 +161,7 @@ impl Connection {
         let takes_operation = room && open < MAX_STREAMS;
         let has_output = !parts.mux.output().is_empty();
         let idle_until =
-            parts.idle_timeout.filter(|_| self.open.is_empty()).map(|idle| self.idle_since + idle);
+            self.idle_timeout.filter(|_| self.open.is_empty()).map(|idle| self.idle_since + idle);
         let deadline = self.open.values().filter_map(|open| open.deadline).chain(idle_until).min();
 
         tokio::select! {
@@ -356,6 +357,10 @@ impl Connection {
         if let Some(reason) = letters.close {
             return Err(End::Closed(reason));
         }
+        if let Some(timeout) = letters.idle_timeout {
+            self.idle_timeout = timeout;
+            self.idle_since = Instant::now();
+        }
         if letters.interrupt {
             for (id, open) in &self.open {
                 if open.is_run && !open.ledger.is_over() {
@@ -430,7 +435,7 @@ impl Connection {
             }
         }
         let idle = self.open.is_empty() && self.parts.runs.is_empty() && self.parts.operations.is_empty();
-        match self.parts.idle_timeout {
+        match self.idle_timeout {
             Some(timeout) if idle && self.idle_since + timeout <= now => {
                 Err(End::Closed("it ran nothing for as long as its idle timeout"))
             }

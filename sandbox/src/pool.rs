@@ -1,0 +1,226 @@
+//! Guests that are had sooner than by booting: templates of languages, and stocks of machines made of them ahead.
+//!
+//! There is a [`Line`] for each kind of machine ([`Key`]) that was ever asked for:
+//!
+//! ```text
+//!              boot, warm up, capture, see what a clone writes
+//!   (nothing) ────────────────────────────────────────────────► template ── restore, renew, warm up ──► stock ──► caller
+//!                  when it is wanted again, or kept ready          │                                    (as many as
+//!                                                                  └── restore, renew ──► caller          are wanted)
+//! ```
+//! A caller takes what is there: a guest of the stock, else one restored from the template, else one that boots. Nobody waits
+//! for a template or for the stock. Guests of the stock have run an empty piece of code since they were restored, so that what
+//! every run touches is there; nobody's code was in them. Those that have died meanwhile are thrown away.
+
+pub(crate) mod admission;
+mod keeper;
+mod template;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hayfork_protocol::message::Language;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::connection::lock;
+use crate::engine;
+use crate::guest::Guest;
+use crate::start::RunsOn;
+
+pub(crate) use self::template::LanguageTemplate;
+use self::template::Making;
+
+/// Templates that are kept in memory without a stock of their own; the one that was not used for the longest time goes first.
+/// Each takes what its guest had written when it was warm: some tens of MiB.
+const TEMPLATES: usize = 4;
+
+/// What machines must have in common to stand for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) language: Language,
+    pub(crate) memory_mib: u32,
+    pub(crate) vcpus: u8,
+}
+
+/// What a line has for a caller.
+pub(crate) enum Find {
+    /// A guest, ready.
+    Ready(Guest, RunsOn),
+    /// Something to make one of.
+    Template(Arc<LanguageTemplate>),
+    /// It has to be booted.
+    Nothing,
+}
+
+/// Everything that is kept of one kind.
+pub(crate) struct Line {
+    key: Key,
+    state: Mutex<State>,
+    /// There is less in stock than is wanted.
+    wanted: Notify,
+    /// Guests in stock, and how many there are to be.
+    level: watch::Sender<(usize, usize)>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Guests to be kept ready.
+    target: usize,
+    ready: VecDeque<(Guest, RunsOn)>,
+    /// Guests on their way into the stock.
+    coming: usize,
+    template: Making,
+    /// Times that a machine was asked for.
+    asked: u64,
+    used: Option<Instant>,
+    /// There are tasks that keep the stock.
+    kept: bool,
+    closed: bool,
+}
+
+impl Line {
+    fn new(key: Key) -> Self {
+        let (level, _) = watch::channel((0, 0));
+        Self { key, state: Mutex::default(), wanted: Notify::new(), level }
+    }
+
+    /// Takes what there is.
+    pub(crate) fn find(&self) -> Find {
+        let mut state = lock(&self.state);
+        state.asked += 1;
+        state.used = Some(Instant::now());
+        while let Some((guest, runs_on)) = state.ready.pop_front() {
+            self.tell(&state);
+            if guest.is_alive() {
+                return Find::Ready(guest, runs_on);
+            }
+            tracing::warn!(id = guest.id, "a machine of the pool has died and is replaced");
+        }
+        state.template.ready().map_or(Find::Nothing, Find::Template)
+    }
+
+    /// The template is not used any more.
+    pub(crate) fn forget(&self, template: &Arc<LanguageTemplate>) {
+        lock(&self.state).template.forget(template);
+    }
+
+    fn tell(&self, state: &State) {
+        self.level.send_replace((state.ready.len(), state.target));
+    }
+}
+
+/// All lines of an engine.
+#[derive(Default)]
+pub(crate) struct Pools {
+    lines: Mutex<Lines>,
+}
+
+#[derive(Default)]
+struct Lines {
+    all: HashMap<Key, Arc<Line>>,
+    closed: bool,
+}
+
+impl Pools {
+    /// The line of that kind.
+    pub(crate) fn line(&self, key: Key) -> Arc<Line> {
+        let mut lines = lock(&self.lines);
+        let closed = lines.closed;
+        let line = lines.all.entry(key).or_insert_with(|| {
+            let line = Line::new(key);
+            lock(&line.state).closed = closed;
+            Arc::new(line)
+        });
+        Arc::clone(line)
+    }
+
+    /// Ends everything that is kept, and keeps nothing from here on.
+    pub(crate) fn close(&self) {
+        let lines: Vec<_> = {
+            let mut lines = lock(&self.lines);
+            lines.closed = true;
+            lines.all.values().cloned().collect()
+        };
+        for line in lines {
+            let mut state = lock(&line.state);
+            state.closed = true;
+            state.target = 0;
+            let ready = std::mem::take(&mut state.ready);
+            state.template = Making::default();
+            line.tell(&state);
+            drop(state);
+            drop(ready);
+            line.wanted.notify_waiters();
+        }
+    }
+
+    /// Gives back the templates that were not used for the longest time, beyond [`TEMPLATES`].
+    fn trim(&self) {
+        let lines: Vec<_> = lock(&self.lines).all.values().cloned().collect();
+        let mut unused: Vec<_> = lines
+            .iter()
+            .filter_map(|line| {
+                let state = lock(&line.state);
+                (state.target == 0 && state.template.ready().is_some()).then_some((state.used, line))
+            })
+            .collect();
+        unused.sort_by_key(|(used, _)| *used);
+        let excess = unused.len().saturating_sub(TEMPLATES);
+        for (_, line) in unused.into_iter().take(excess) {
+            lock(&line.state).template = Making::default();
+        }
+    }
+
+    /// Waits until every line has in stock what is wanted. False if that is not so when time is over.
+    pub(crate) async fn wait_ready(&self, limit: Duration) -> bool {
+        let levels: Vec<_> = lock(&self.lines).all.values().map(|line| line.level.subscribe()).collect();
+        let all = async {
+            for mut level in levels {
+                // The sender lives as long as the line.
+                let _ = level.wait_for(|(ready, target)| ready >= target).await;
+            }
+        };
+        tokio::time::timeout(limit, all).await.is_ok()
+    }
+}
+
+impl engine::Inner {
+    /// Keeps `target` guests of a kind ready from here on.
+    pub(crate) fn keep_ready(self: &Arc<Self>, key: Key, target: usize) {
+        let line = self.pools.line(key);
+        let mut state = lock(&line.state);
+        if state.closed {
+            return;
+        }
+        state.target = target;
+        state.used = Some(Instant::now());
+        let too_many = state.ready.len().saturating_sub(target);
+        let surplus: Vec<_> = state.ready.drain(..too_many).collect();
+        line.tell(&state);
+        drop(state);
+        drop(surplus);
+        self.refill(&line);
+    }
+
+    /// Has the stock of a line filled up, in the background.
+    pub(crate) fn refill(self: &Arc<Self>, line: &Arc<Line>) {
+        keeper::start(self, line);
+    }
+
+    /// Has a template made in the background if a machine was wanted for the second time: who wants two wants more.
+    pub(crate) fn consider_template(self: &Arc<Self>, line: &Arc<Line>) {
+        let due = {
+            let state = lock(&line.state);
+            state.asked >= 2 && state.target == 0 && !state.closed && state.template.is_wanted()
+        };
+        if due && self.makes_templates() {
+            let (engine, line) = (Arc::clone(self), Arc::clone(line));
+            self.handle().spawn(async move {
+                let _ = template::get(&engine, &line).await;
+                engine.pools.trim();
+            });
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Who may start a machine now: as many as the host has memory for, one after the other, in the order in which they came.
+//!
+//! ```text
+//!   enter ──► turnstile (first come, first served) ──► does it fit? ── yes ──► Permit ──► the machine's end: given back
+//!                                                        │   ▲
+//!                                                        └───┘ when a permit comes back, or after a moment
+//! ```
+//! Only who stands in front is looked at, so the large are not overtaken for ever by the small. What fits: the host's memory
+//! that is available now, less what machines that run are expected to take yet, less a reserve. What a machine is expected to
+//! take in the end is a share of its memory, since hardly any uses all of it; one that has taken more counts with what it has.
+//! If no machine runs, the next one is let in whatever there is: waiting would not help it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit};
+use tokio::sync::Notify;
+
+use crate::connection::lock;
+use crate::error::Error;
+use crate::process::ThisProcess;
+use crate::reaper::Slot;
+
+/// After this time the host is looked at again, since others give memory back as well.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// Share of a machine's memory that it is expected to take: one in this many.
+const OVERCOMMIT: u64 = 4;
+/// The host's share of its memory that stays free: one in this many.
+const RESERVE: u64 = 12;
+/// Descriptors that a machine takes at most, and that are left to the rest of the process.
+const DESCRIPTORS: (u64, u64) = (48, 96);
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    turnstile: tokio::sync::Mutex<()>,
+    shared: Arc<Shared>,
+    host: fn() -> Host,
+}
+
+/// What the host has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Host {
+    /// Bytes of memory that can be had now.
+    pub(crate) available: u64,
+    /// Bytes of memory in all.
+    pub(crate) total: u64,
+    /// Descriptors that this process can still open.
+    pub(crate) descriptors: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    live: Mutex<Live>,
+    freed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Live {
+    machines: HashMap<u64, Machine>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Machine {
+    /// Bytes that it is expected to take.
+    expected: u64,
+    slot: Weak<Slot>,
+}
+
+/// Leave for one machine, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit(ThisProcess<Given>);
+
+#[derive(Debug)]
+struct Given {
+    number: u64,
+    shared: Arc<Shared>,
+}
+
+impl Permit {
+    /// Says which machine it is for, whose memory counts from here on.
+    pub(crate) fn is_for(&self, slot: &Arc<Slot>) {
+        if let Ok(given) = self.0.get()
+            && let Some(machine) = lock(&given.shared.live).machines.get_mut(&given.number)
+        {
+            machine.slot = Arc::downgrade(slot);
+        }
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        lock(&self.shared.live).machines.remove(&self.number);
+        // Kept for who comes later if nobody waits, so none is lost.
+        self.shared.freed.notify_one();
+    }
+}
+
+impl Admission {
+    /// For this host.
+    pub(crate) fn new() -> Self {
+        Self::with_host(host)
+    }
+
+    pub(crate) fn with_host(host: fn() -> Host) -> Self {
+        Self { turnstile: tokio::sync::Mutex::default(), shared: Arc::default(), host }
+    }
+
+    /// Waits until a machine of that much memory fits. Dropping the future gives up the place.
+    ///
+    /// # Errors
+    /// None today; callers must not rely on it.
+    pub(crate) async fn enter(&self, memory_mib: u32) -> Result<Permit, Error> {
+        let expected = (u64::from(memory_mib) << 20) / OVERCOMMIT;
+        let _turn = self.turnstile.lock().await;
+        let mut waited = false;
+        while !self.fits(expected) {
+            if !std::mem::replace(&mut waited, true) {
+                tracing::debug!(memory_mib, "a machine waits for memory or descriptors");
+            }
+            // Whoever comes first; the time over is not an error.
+            let _ = tokio::time::timeout(LOOK_AGAIN, self.shared.freed.notified()).await;
+        }
+        let mut live = lock(&self.shared.live);
+        live.next += 1;
+        let number = live.next;
+        live.machines.insert(number, Machine { expected, slot: Weak::new() });
+        Ok(Permit(ThisProcess::new(Given { number, shared: Arc::clone(&self.shared) })))
+    }
+
+    fn fits(&self, expected: u64) -> bool {
+        let live = lock(&self.shared.live);
+        if live.machines.is_empty() {
+            return true;
+        }
+        let host = (self.host)();
+        if host.descriptors < DESCRIPTORS.0 + DESCRIPTORS.1 {
+            return false;
+        }
+        let room = host.available.saturating_sub(host.total / RESERVE);
+        let promised = live.machines.values().map(|machine| machine.expected).sum::<u64>();
+        if room >= promised + expected {
+            return true;
+        }
+        // What they have taken already is no longer available, so it must not count twice. Asking takes a while.
+        let machines: Vec<_> = live.machines.values().map(|m| (m.expected, m.slot.clone())).collect();
+        drop(live);
+        let to_come: u64 = machines
+            .into_iter()
+            .map(|(expected, slot)| {
+                let used = slot.upgrade().and_then(|slot| slot.host_memory());
+                expected.saturating_sub(used.map_or(0, |used| used.guest + used.overhead))
+            })
+            .sum();
+        room >= to_come + expected
+    }
+}
+
+/// This host, as far as it says.
+fn host() -> Host {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
+    };
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
+    Host {
+        // A host that does not say has enough: what is refused then is refused by the kernel.
+        available: field("MemAvailable").unwrap_or(u64::MAX),
+        total: field("MemTotal").unwrap_or(0),
+        descriptors: limit.saturating_sub(open),
+    }
+}
+
+#[cfg(test)]
+mod tests;

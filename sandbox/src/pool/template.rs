@@ -1,0 +1,141 @@
+//! Templates of languages: a guest whose interpreter is warm, at rest, and the pages that its clones write first.
+//!
+//! ```text
+//!  boot ── an empty piece of code ── capture ──► template ── one clone: renewed, warmed up ── what it has written ──► working set
+//! ```
+//! The working set is given to every clone ahead: a fault for each page costs several times as much.
+
+use std::sync::Arc;
+
+use hayfork_protocol::message::{Execute, Language, Request};
+use hayfork_vmm::backend::Template;
+use tokio::time::Instant;
+
+use super::{Key, Line};
+use crate::connection::lock;
+use crate::engine::{self, joined};
+use crate::error::Error;
+use crate::guest::Guest;
+use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
+use crate::start::{Booted, RunsOn};
+
+/// A template and what its machines run on.
+pub(crate) struct LanguageTemplate {
+    pub(crate) template: Arc<dyn Template>,
+    pub(crate) runs_on: RunsOn,
+}
+
+/// How far a line is with its template.
+#[derive(Default)]
+pub(super) struct Making {
+    /// Held while it is made, so that it is made once.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    under_way: bool,
+    ready: Option<Arc<LanguageTemplate>>,
+    /// The backend has no templates.
+    impossible: bool,
+}
+
+impl Making {
+    /// The template, if there is one.
+    pub(super) fn ready(&self) -> Option<Arc<LanguageTemplate>> {
+        self.ready.clone()
+    }
+
+    /// Whether there is none, could be one, and nobody makes it.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.ready.is_none() && !self.impossible && !self.under_way
+    }
+
+    /// Throws that template away.
+    pub(super) fn forget(&mut self, template: &Arc<LanguageTemplate>) {
+        self.ready.take_if(|ready| Arc::ptr_eq(ready, template));
+    }
+}
+
+/// Notes the end of making, however it comes.
+struct UnderWay<'a>(&'a Line);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).template.under_way = false;
+    }
+}
+
+/// The line's template, made if need be; `None` where the backend has none.
+///
+/// # Errors
+/// A machine cannot be started, warmed up or kept.
+pub(super) async fn get(
+    engine: &Arc<engine::Inner>,
+    line: &Line,
+) -> Result<Option<Arc<LanguageTemplate>>, Error> {
+    let turn = Arc::clone(&lock(&line.state).template.turn);
+    let _turn = turn.lock().await;
+    {
+        let mut state = lock(&line.state);
+        if state.template.ready.is_some() || state.template.impossible {
+            return Ok(state.template.ready());
+        }
+        if state.closed {
+            return Err(Error::closed("the engine was shut down"));
+        }
+        state.template.under_way = true;
+    }
+    let _under_way = UnderWay(line);
+    match make(engine, line.key).await {
+        Ok(template) => {
+            let mut state = lock(&line.state);
+            let template = Arc::new(template);
+            if !state.closed {
+                state.template.ready = Some(Arc::clone(&template));
+            }
+            Ok(Some(template))
+        }
+        Err(error) if error.code() == "unsupported_here" => {
+            lock(&line.state).template.impossible = true;
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn make(engine: &Arc<engine::Inner>, key: Key) -> Result<LanguageTemplate, Error> {
+    let limit = engine.boot_timeout();
+    let began = Instant::now();
+    let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, began, limit).await?;
+    warm_up(&guest, key.language).await?;
+    let slot = Arc::clone(&guest.wires.slot);
+    let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
+    drop(guest);
+
+    let trial = engine.restored(Arc::clone(&template), Instant::now()).await?;
+    warm_up(&trial, key.language).await?;
+    let slot = Arc::clone(&trial.wires.slot);
+    let pages = engine.handle().spawn_blocking(move || slot.written()).await.map_err(joined)?;
+    let bytes: u64 = pages.iter().map(|range| range.end - range.start).sum();
+    tracing::debug!(language = key.language.name(), bytes, ranges = pages.len(), took = ?began.elapsed(), "a template");
+    Ok(LanguageTemplate { template: template.with_working_set(pages), runs_on })
+}
+
+/// Runs an empty piece of code in the context that callers use first, and drops its output.
+pub(super) async fn warm_up(guest: &Guest, language: Language) -> Result<(), Error> {
+    let code = match language {
+        Language::Python => "print()",
+        Language::JavaScript => "console.log()",
+        Language::Shell => "echo",
+    };
+    guest
+        .run_silently(Request::Execute(Execute {
+            context: 0,
+            language,
+            code: code.into(),
+            env: Vec::new(),
+            stdin: false,
+            last: false,
+            timeout_ms: None,
+            stdout: DEFAULT_STDOUT,
+            stderr: DEFAULT_STDERR,
+        }))
+        .await
+}
