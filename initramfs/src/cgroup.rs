@@ -40,6 +40,8 @@ pub struct Cgroups {
 pub struct Cgroup {
     name: String,
     folder: OwnedFd,
+    /// `memory.events`, open: it is read for each execution.
+    events: Option<OwnedFd>,
 }
 
 /// How often the kernel killed in a group for want of memory.
@@ -103,7 +105,9 @@ impl Cgroups {
         let processes = self.processes.saturating_sub(PROCESS_MARGIN).max(16);
         write(folder.as_fd(), "pids.max", &processes.to_string())
             .during("limit the processes of a cgroup")?;
-        Ok(Cgroup { name, folder })
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let events = openat(&folder, "memory.events", flags, Mode::empty()).ok();
+        Ok(Cgroup { name, folder, events })
     }
 
     /// Memory in use by user code, in bytes; 0 if the kernel does not say.
@@ -184,7 +188,9 @@ impl Cgroup {
 
     /// Kills for want of memory so far.
     pub fn oom_count(&self) -> OomCount {
-        OomCount(parse_oom(&read(self.folder(), "memory.events").unwrap_or_default()))
+        let mut text = [0; 512];
+        let read = self.events.as_ref().map_or(Ok(0), |events| rustix::io::pread(events, &mut text, 0));
+        OomCount(parse_oom(&String::from_utf8_lossy(&text[..read.unwrap_or(0)])))
     }
 
     /// Memory that goes with the group's processes and files, in bytes.

@@ -34,17 +34,20 @@ async fn measure(engine: &Engine, language: Language, rounds: usize) -> Result<(
     warm(0)?;
 
     let (mut made, mut first, mut second, mut closed) = (vec![], vec![], vec![], vec![]);
+    let c0 = processor();
     for _ in 0..rounds {
         let times = round(engine, language).await?;
         for (all, time) in [&mut made, &mut first, &mut second, &mut closed].into_iter().zip(times) {
             all.push(time);
         }
     }
+    println!("CPU of a round {:?}", (processor() - c0) / rounds as u32);
     show("restored, until it is handed out", &mut made);
     show("first print there", &mut first);
     show("second print there", &mut second);
     show("closed", &mut closed);
 
+    if std::env::var("ONLY").is_ok() { return Ok(()); }
     warm(8)?;
     let (mut made, mut first, mut both) = (vec![], vec![], vec![]);
     for _ in 0..rounds {
@@ -84,10 +87,15 @@ async fn measure(engine: &Engine, language: Language, rounds: usize) -> Result<(
 /// How long it took to get a machine, to print there twice, and to close it.
 async fn round(engine: &Engine, language: Language) -> Result<[Duration; 4], Error> {
     let began = Instant::now();
+    let p0 = processor();
     let sandbox = engine.create(SandboxOptions::new(language)).await?;
     let made = began.elapsed();
+    let p1 = processor();
     let first = print(&sandbox, 1).await?;
+    let p2 = processor();
     let second = print(&sandbox, 2).await?;
+    let p3 = processor();
+    if std::env::var("CPU").is_ok() { let t = sandbox.boot_timings(); println!("   cpu {:?} {:?} {:?}  wall {:?} {:?} {:?} launch {:?} handshake {:?} renew {:?}", p1-p0, p2-p1, p3-p2, made, first, second, t.launch, t.handshake, t.total - t.launch - t.handshake); }
     let closing = Instant::now();
     sandbox.close().await?;
     Ok([made, first, second, closing.elapsed()])
@@ -109,4 +117,10 @@ fn show(what: &str, times: &mut [Duration]) {
     times.sort_unstable();
     let at = |share: usize| times[(times.len() - 1) * share / 100];
     println!("{what:<42} median {:>8.2?}  p99 {:>8.2?}", at(50), at(99));
+}
+
+/// Processor time of this process so far, its guests' included.
+fn processor() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

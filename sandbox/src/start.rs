@@ -288,7 +288,7 @@ fn suits(found: &Capabilities, spec: &MachineSpec, images: &ImageSet) -> Result<
 }
 
 /// What makes a restored guest another than the one that was kept.
-fn renewal(id: &str) -> Result<Renew, Error> {
+pub(crate) fn renewal(id: &str) -> Result<Renew, Error> {
     let mut seed = [0; 32];
     let mut machine_id = [0; 16];
     handshake::random(&mut seed)?;

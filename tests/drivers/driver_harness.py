@@ -377,8 +377,9 @@ class Driver:
         code_file = folder / "code"
         code_file.write_bytes(code.encode() if isinstance(code, str) else code)
         code_file.chmod(0o444)
-        (folder / "env").write_bytes(b"".join(f"{k}={v}".encode() + b"\0" for k, v in (env or {}).items()))
-        (folder / "env").chmod(0o444)
+        if env:
+            (folder / "env").write_bytes(b"".join(f"{k}={v}".encode() + b"\0" for k, v in env.items()))
+            (folder / "env").chmod(0o444)
         execution = Execution(self, self.number, token, folder, b"" if keep_stdin_open and stdin is None else stdin)
         execution.stdin_open = keep_stdin_open
         execution.last = last

@@ -238,7 +238,10 @@ __hayfork_next() {
     __hayfork_flags=${__hayfork_text:0:3} # standard input, last
     __hayfork_place=${__hayfork[0]}/$__hayfork_id
 
-    builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/env"
+    __hayfork_file=()
+    if [[ -e $__hayfork_place/env ]]; then
+        builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/env"
+    fi
     for __hayfork_item in "${__hayfork_file[@]}"; do
         __hayfork_name=${__hayfork_item%%=*}
         if [[ ! -v $__hayfork_name ]]; then

@@ -19,7 +19,9 @@ use rustix::process::{Pid, WaitStatus};
 use super::driver::{Driver, PATIENCE, exit_code};
 use super::events::{DriverEvent, Lines};
 use super::execution::{Execution, State, micros};
+use super::folder::Folder;
 use super::idle::IdleOutput;
+use super::place::Place;
 use super::stop::Reason;
 use crate::error::Result;
 use crate::io::{Got, Outlet, Source};
@@ -69,6 +71,10 @@ pub struct Context {
     start_error: Option<String>,
     /// The folder of a driver that ended, while its last execution still has one in it.
     old_folder: Option<super::folder::DriverFolder>,
+    /// The folder of an execution that is over and reported; removed once that is on its way to the host.
+    used: Option<Folder>,
+    /// Where the next execution takes place, if there was time to make that.
+    next: Option<Place>,
     next_id: u64,
     /// It takes no more work and goes away.
     closing: bool,
@@ -94,6 +100,8 @@ impl Context {
             renew_due: false,
             start_error: None,
             old_folder: None,
+            used: None,
+            next: None,
             next_id: 1,
             closing: false,
             closing_for: None,
@@ -342,6 +350,7 @@ impl Context {
 
     /// Moves everything that can move. True if there is more to do at once.
     pub fn pump(&mut self, world: &mut World, mut mux: Option<&mut Mux>, buffer: &mut [u8]) -> bool {
+        self.tidy(world);
         let mut busy = self.listen(buffer);
         self.check_start();
         busy |= self.collect_idle(buffer);
@@ -364,6 +373,18 @@ impl Context {
             outlet.close();
         }
         busy
+    }
+
+    /// Does what nobody waits for: removes the last execution's folder, and makes the next one's.
+    fn tidy(&mut self, world: &World) {
+        self.used = None;
+        let is_idle = self.running.is_none() && self.waiting.is_empty() && !self.closing;
+        if let Some(driver) = self.driver.as_ref().filter(|driver| driver.is_ready() && is_idle)
+            && self.next.is_none()
+        {
+            // If there is no room for it, the execution will say so.
+            self.next = Place::make(world, driver, self.key, number(&mut self.next_id)).ok();
+        }
     }
 
     /// Keeps the reason why a program could not be started; its process ends now, which is where the failure is reported.
@@ -422,14 +443,21 @@ impl Context {
     /// An execution is over: what it left behind goes to the background.
     fn retire(&mut self) {
         let Some(execution) = self.running.take() else { return };
-        for (mut source, stderr) in execution.into_sources().into_iter().zip([false, true]) {
+        let (sources, folder) = execution.into_parts();
+        for (mut source, stderr) in sources.into_iter().zip([false, true]) {
             source.wake();
             self.background.push_back((source, stderr));
         }
         while self.background.len() > MAX_BACKGROUND {
             self.background.pop_front();
         }
-        self.old_folder = None;
+        match self.old_folder.take() {
+            None => self.used = Some(folder),
+            Some(drivers) => {
+                drop(folder);
+                drop(drivers); // which that one lay in
+            }
+        }
     }
 
     /// Starts a driver, or the next execution, if it is time.
@@ -459,9 +487,13 @@ impl Context {
         let Some(Waiting { stream, request, stdin, stdin_ended }) = self.waiting.pop_front() else { return };
         // Told once, to the execution that caused the start.
         let spawn = driver.ready_after.replace(Duration::ZERO).unwrap_or_default();
-        let id = self.next_id;
-        self.next_id += 1;
-        match Execution::begin(world, driver, self.key, id, &request, stream, spawn) {
+        let place = match self.next.take() {
+            Some(place) => Ok(place),
+            None => Place::make(world, driver, self.key, number(&mut self.next_id)),
+        };
+        let begun =
+            place.and_then(|place| Execution::begin(world, driver, place, &request, stream, spawn));
+        match begun {
             Ok(mut execution) => {
                 execution.lost_before = std::mem::take(&mut self.lost);
                 let mut outlet = Outlet::new(mux, stream);
@@ -506,6 +538,8 @@ impl Context {
         self.collect_idle(buffer);
         self.check_start();
         let Some(driver) = self.driver.take() else { return };
+        // They lie in the driver's folder.
+        (self.next, self.used) = (None, None);
         self.renew_due = false; // a new one begins with new random numbers
         let oom = driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count);
         if let Some(cgroup) = driver.cgroup {
@@ -544,6 +578,13 @@ impl Context {
             self.idle_requests.pop_front();
         }
     }
+}
+
+/// The next number.
+fn number(next: &mut u64) -> u64 {
+    let number = *next;
+    *next += 1;
+    number
 }
 
 /// The end of an execution that never began.

@@ -17,6 +17,7 @@ use rustix::process::WaitStatus;
 use super::driver::{Driver, exit_code};
 use super::folder::Folder;
 use super::output::{Output, Pumped};
+use super::place::Place;
 use super::results::{Progress, Results};
 use super::stop::{Ladder, Reason};
 use crate::cgroup::OomCount;
@@ -80,25 +81,22 @@ pub struct Execution {
 }
 
 impl Execution {
-    /// Hands the code to an idle driver.
+    /// Hands the code to an idle driver, in a place that was made for it.
     ///
     /// # Errors
     /// Whatever the kernel refused; the driver has not got the code then.
     pub fn begin(
         world: &mut World,
         driver: &Driver,
-        context: u32,
-        id: u64,
+        place: Place,
         request: &Execute,
         stream: Option<StreamId>,
         spawn: Duration,
     ) -> Result<Self> {
         let token = token()?;
-        let folder = driver.folder.execution(id, &request.code, &request.env, request.stdin)?;
-        let (folder, out, err, results, stdin) = folder.into_parts();
-        let out_watch = world.poller.watch(&out, Token::Context(context, Part::Stdout))?;
-        let err_watch = world.poller.watch(&err, Token::Context(context, Part::Stderr))?;
-        world.poller.add(&results, Token::Context(context, Part::Results))?;
+        let Place { id, folder, out, err, results } = place;
+        folder.fill(&request.code, &request.env)?;
+        let stdin = request.stdin.then(|| folder.stdin()).transpose()?;
         let watch = stdin.as_ref().map(|_| watch_opening(world, &folder)).transpose()?;
         let (stdin_flag, last_flag) = (u8::from(request.stdin), u8::from(request.last));
         let line = format!("exec {id} {token} {stdin_flag} {last_flag} <cell {id}>\n");
@@ -107,9 +105,9 @@ impl Execution {
         Ok(Self {
             stream,
             muted: false,
-            out: Output::new(Source::paced(out, out_watch), Channel::Stdout, request.stdout),
-            err: Output::new(Source::paced(err, err_watch), Channel::Stderr, request.stderr),
-            results: Results::new(Source::new(results), token.clone()),
+            out: Output::new(out, Channel::Stdout, request.stdout),
+            err: Output::new(err, Channel::Stderr, request.stderr),
+            results: Results::new(results, token.clone()),
             stdin: stdin.map(|fd| Sink::new(fd, true)),
             watch,
             token,
@@ -341,9 +339,9 @@ impl Execution {
         })
     }
 
-    /// The output pipes, which children that were left behind may still write to.
-    pub fn into_sources(self) -> [Source; 2] {
-        [self.out.into_source(), self.err.into_source()]
+    /// The output pipes, which children that were left behind may still write to, and the folder, to be removed.
+    pub fn into_parts(self) -> ([Source; 2], Folder) {
+        ([self.out.into_source(), self.err.into_source()], self.folder)
     }
 }
 
@@ -355,8 +353,8 @@ pub fn micros(duration: Duration) -> u64 {
 /// 128 random bits as 32 hexadecimal digits.
 fn token() -> Result<String> {
     let mut bytes = [0; 16];
-    let mut random = std::fs::File::open("/dev/urandom").during("open /dev/urandom")?;
-    std::io::Read::read_exact(&mut random, &mut bytes).during("read /dev/urandom")?;
+    // So few bytes come whole once the generator is seeded.
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).during("get random bytes")?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 

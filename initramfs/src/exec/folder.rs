@@ -10,13 +10,14 @@
 //!   ├─ idle.out, idle.err  0200
 //!   ├─ state               link to a folder of the user's that outlives the driver
 //!   └─ <id>/               one execution
-//!       ├─ code, env       0444 regular files
+//!       ├─ code, env       0444 regular files; no `env` if there are no variables
 //!       ├─ out, err        0200
 //!       ├─ results         0200
 //!       ├─ in              0400, only with standard input
 //!       └─ interrupted     0444, empty, from the first interrupt on
 //! ```
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, mkdirat, mknodat, openat, unlinkat};
@@ -24,11 +25,6 @@ use rustix::io::Errno;
 
 use crate::error::{During, Result};
 use crate::spawn::{GID, UID};
-
-/// Names in a driver's folder.
-const DRIVER_FILES: [&str; 5] = ["control", "events", "idle.out", "idle.err", "state"];
-/// Names in an execution's folder.
-const EXECUTION_FILES: [&str; 7] = ["code", "env", "out", "err", "results", "in", "interrupted"];
 
 const READ: OFlags = OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
 const BOTH: OFlags = OFlags::RDWR.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
@@ -47,24 +43,20 @@ pub struct Folder {
     parent: OwnedFd,
     name: String,
     fd: OwnedFd,
-    files: &'static [&'static str],
+    /// What was made in it.
+    files: RefCell<Vec<&'static str>>,
     owner: Owner,
 }
 
 impl Folder {
-    fn make(
-        parent: BorrowedFd<'_>,
-        name: String,
-        files: &'static [&'static str],
-        owner: Owner,
-    ) -> Result<Self> {
+    fn make(parent: BorrowedFd<'_>, name: String, owner: Owner) -> Result<Self> {
         let parent = parent.try_clone_to_owned().during("duplicate a folder's descriptor")?;
         mkdirat(&parent, name.as_str(), Mode::from_raw_mode(0o755))
             .during_with(|| format!("make the folder {name}"))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let fd = openat(&parent, name.as_str(), flags, Mode::empty())
             .during_with(|| format!("open the folder {name}"))?;
-        Ok(Self { parent, name, fd, files, owner })
+        Ok(Self { parent, name, fd, files: RefCell::default(), owner })
     }
 
     fn own(&self, name: &str) -> Result<()> {
@@ -73,9 +65,15 @@ impl Folder {
             .during_with(|| format!("give {name} to the user"))
     }
 
-    fn fifo(&self, name: &str, mode: u32) -> Result<()> {
+    /// Notes a name that goes away with the folder.
+    fn holds(&self, name: &'static str) {
+        self.files.borrow_mut().push(name);
+    }
+
+    fn fifo(&self, name: &'static str, mode: u32) -> Result<()> {
         mknodat(&self.fd, name, FileType::Fifo, Mode::from_raw_mode(mode), 0)
             .during_with(|| format!("make the FIFO {name}"))?;
+        self.holds(name);
         self.own(name)
     }
 
@@ -83,10 +81,11 @@ impl Folder {
         openat(&self.fd, name, flags, Mode::empty()).during_with(|| format!("open {name}"))
     }
 
-    fn file(&self, name: &str, content: &[u8]) -> Result<()> {
+    fn file(&self, name: &'static str, content: &[u8]) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let fd = openat(&self.fd, name, flags, Mode::from_raw_mode(0o444))
             .during_with(|| format!("make {name}"))?;
+        self.holds(name);
         let mut rest = content;
         while !rest.is_empty() {
             match rustix::io::write(&fd, rest) {
@@ -102,8 +101,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        for name in self.files {
-            let _ = unlinkat(&self.fd, *name, AtFlags::empty());
+        for name in self.files.take() {
+            let _ = unlinkat(&self.fd, name, AtFlags::empty());
         }
         if let Err(errno) = unlinkat(&self.parent, self.name.as_str(), AtFlags::REMOVEDIR) {
             crate::warning!("remove the folder {}: {errno}", self.name);
@@ -131,13 +130,14 @@ impl DriverFolder {
     /// # Errors
     /// Whatever the kernel refused.
     pub fn make(parent: BorrowedFd<'_>, name: String, owner: Owner, state: Option<&str>) -> Result<Self> {
-        let folder = Folder::make(parent, name, &DRIVER_FILES, owner)?;
+        let folder = Folder::make(parent, name, owner)?;
         folder.fifo("control", 0o400)?;
         for name in ["events", "idle.out", "idle.err"] {
             folder.fifo(name, 0o200)?;
         }
         if let Some(state) = state {
             rustix::fs::symlinkat(state, &folder.fd, "state").during("link the state folder")?;
+            folder.holds("state");
         }
         let idle = [folder.open("idle.out", READ)?, folder.open("idle.err", READ)?];
         let write = OFlags::WRONLY | OFlags::CLOEXEC;
@@ -150,42 +150,19 @@ impl DriverFolder {
         })
     }
 
-    /// Makes the folder of an execution in it.
+    /// Makes the folder of an execution in it, with what is the same for all of them.
     ///
     /// # Errors
-    /// Whatever the kernel refused; `ENOSPC` if the code is too large for the place.
-    pub fn execution(
-        &self,
-        id: u64,
-        code: &str,
-        env: &[(String, String)],
-        stdin: bool,
-    ) -> Result<ExecutionFolder> {
-        let folder =
-            Folder::make(self.folder.fd.as_fd(), id.to_string(), &EXECUTION_FILES, self.folder.owner)?;
-        folder.file("code", code.as_bytes())?;
-        let records =
-            env.iter().fold(String::new(), |records, (name, value)| records + name + "=" + value + "\0");
-        folder.file("env", records.as_bytes())?;
+    /// Whatever the kernel refused.
+    pub fn execution(&self, id: u64) -> Result<ExecutionFolder> {
+        let folder = Folder::make(self.folder.fd.as_fd(), id.to_string(), self.folder.owner)?;
         for name in ["out", "err", "results"] {
             folder.fifo(name, 0o200)?;
         }
-        let stdin = if stdin {
-            folder.fifo("in", 0o400)?;
-            // Opening for writing needs a reader or fails; so there is one until the writer is open. From then on the
-            // driver's opening succeeds at once, since there is a writer.
-            let both = folder.open("in", BOTH)?;
-            let write = folder.open("in", OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
-            drop(both);
-            Some(write)
-        } else {
-            None
-        };
         Ok(ExecutionFolder {
             out: folder.open("out", READ)?,
             err: folder.open("err", READ)?,
             results: folder.open("results", READ)?,
-            stdin,
             folder,
         })
     }
@@ -200,24 +177,46 @@ pub struct ExecutionFolder {
     pub err: OwnedFd,
     /// Structured results.
     pub results: OwnedFd,
-    /// Standard input. Writing before the driver opened it would fail with `EPIPE`.
-    pub stdin: Option<OwnedFd>,
-    folder: Folder,
-}
-
-impl ExecutionFolder {
-    /// The folder itself, to keep it as long as the execution lives, and the FIFOs' ends.
-    pub fn into_parts(self) -> (Folder, OwnedFd, OwnedFd, OwnedFd, Option<OwnedFd>) {
-        (self.folder, self.out, self.err, self.results, self.stdin)
-    }
+    /// The folder itself, to be kept as long as the execution lives.
+    pub folder: Folder,
 }
 
 impl Folder {
+    /// Puts in what one execution brings; its code and variables.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused; `ENOSPC` if the code is too large for the place.
+    pub fn fill(&self, code: &str, env: &[(String, String)]) -> Result<()> {
+        self.file("code", code.as_bytes())?;
+        if env.is_empty() {
+            return Ok(());
+        }
+        let records =
+            env.iter().fold(String::new(), |records, (name, value)| records + name + "=" + value + "\0");
+        self.file("env", records.as_bytes())
+    }
+
+    /// The agent's end of a standard input. Writing before the driver opened it would fail with `EPIPE`.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn stdin(&self) -> Result<OwnedFd> {
+        self.fifo("in", 0o400)?;
+        // Opening for writing needs a reader or fails; so there is one until the writer is open. From then on the
+        // driver's opening succeeds at once, since there is a writer.
+        let both = self.open("in", BOTH)?;
+        let write = self.open("in", OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC)?;
+        drop(both);
+        Ok(write)
+    }
+
     /// Leaves the file that tells a driver of an interrupt, for runtimes that may lose a signal.
     pub fn mark_interrupted(&self) {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         if let Err(errno) = openat(&self.fd, "interrupted", flags, Mode::from_raw_mode(0o444)) {
             crate::warning!("note an interrupt: {errno}"); // the signal itself most likely suffices
+        } else {
+            self.holds("interrupted");
         }
     }
 }

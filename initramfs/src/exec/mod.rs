@@ -4,6 +4,7 @@
 //! * [`driver`]: starting that process and its folder of FIFOs.
 //! * [`execution`]: one execution from its control line to its last byte.
 //! * [`folder`]: the files and FIFOs of one execution.
+//! * [`place`]: those of the next one, made ahead.
 //! * [`events`]: the driver's lines, parsed with suspicion.
 //! * [`results`]: structured results, parsed with suspicion.
 //! * [`output`]: output streams and their limits; also used by commands.
@@ -17,5 +18,6 @@ pub mod execution;
 pub mod folder;
 pub mod idle;
 pub mod output;
+mod place;
 pub mod results;
 pub mod stop;

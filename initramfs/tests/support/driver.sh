@@ -20,7 +20,7 @@ while true; do
   FOLDER="$D/$ID"
   exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null
   if [ "$stdin" = 1 ]; then exec < "$FOLDER/in"; fi
-  while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
+  [ -e "$FOLDER/env" ] && while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
   text=$(cat "$FOLDER/code")
   INTERRUPTED=
   trap 'INTERRUPTED=yes; return 130 2> /dev/null' INT

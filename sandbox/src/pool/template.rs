@@ -17,7 +17,7 @@ use crate::engine::{self, joined};
 use crate::error::Error;
 use crate::guest::Guest;
 use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
-use crate::start::{Booted, RunsOn};
+use crate::start::{self, Booted, RunsOn};
 
 /// A template and what its machines run on.
 pub(crate) struct LanguageTemplate {
@@ -104,6 +104,9 @@ async fn make(engine: &Arc<engine::Inner>, key: Key) -> Result<LanguageTemplate,
     let limit = engine.boot_timeout();
     let began = Instant::now();
     let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, began, limit).await?;
+    warm_up(&guest, key.language).await?;
+    // What clones do first is loaded once, in front of all of them.
+    guest.simple(Request::Renew(start::renewal(&guest.id)?)).await?;
     warm_up(&guest, key.language).await?;
     let slot = Arc::clone(&guest.wires.slot);
     let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;

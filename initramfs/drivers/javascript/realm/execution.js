@@ -72,6 +72,7 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
 
   function setEnvironment(execution) {
     const { env } = runtime.process;
+    if (!runtime.exists(`${execution.folder}/env`)) return; // the agent makes no file for no variables
     const records = runtime.decode(runtime.readFileSync(`${execution.folder}/env`)).split("\0");
     for (const record of records) {
       const at = record.indexOf("=");

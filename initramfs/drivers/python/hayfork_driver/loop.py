@@ -81,12 +81,17 @@ def tell(folder: str, line: str) -> None:
 def read_file(path: str) -> bytes:
     """The whole of a file."""
     fd = open_path(path, O_RDONLY)
-    size = fstat(fd).st_size + 1
-    pieces = []
-    while piece := read(fd, size):
-        pieces.append(piece)
+    content = read(fd, fstat(fd).st_size)
     close(fd)
-    return b"".join(pieces)
+    return content
+
+
+def variables(place: str) -> dict[bytes, bytes]:
+    """The execution's variables. The agent makes no file for none."""
+    try:
+        return parse(read_file(place + "/env"))
+    except FileNotFoundError:
+        return {}
 
 
 def wait(folder: str) -> tuple[str, str, bool, bool, str]:
@@ -219,7 +224,7 @@ def prepare(
 ) -> tuple[Cell, dict[bytes, bytes | None]]:
     """Makes everything ready for an execution; gives its code, and the variables that its environment replaces."""
     source = read_file(place + "/code").decode("utf-8", "replace").removeprefix("\ufeff")
-    before = apply(parse(read_file(place + "/env")))
+    before = apply(variables(place))
     attach(place, with_stdin)
     settle(main)
     current.folder, current.token = place, token
