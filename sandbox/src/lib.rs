@@ -34,8 +34,8 @@ mod running;
 mod sandbox;
 mod signals;
 mod snapshot;
-pub mod store;
 mod start;
+pub mod store;
 pub mod text;
 mod unsafe_watch;
 

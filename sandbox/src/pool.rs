@@ -47,7 +47,7 @@ pub(crate) struct Key {
 /// What a line has for a caller.
 pub(crate) enum Find {
     /// A guest, ready.
-    Ready(Guest, RunsOn),
+    Ready(Box<(Guest, RunsOn)>),
     /// Something to make one of.
     Template(Arc<LanguageTemplate>),
     /// It has to be booted.
@@ -94,7 +94,7 @@ impl Line {
         while let Some((guest, runs_on)) = state.ready.pop_front() {
             self.tell(&state);
             if guest.is_alive() {
-                return Find::Ready(guest, runs_on);
+                return Find::Ready(Box::new((guest, runs_on)));
             }
             tracing::warn!(id = guest.id, "a machine of the pool has died and is replaced");
         }

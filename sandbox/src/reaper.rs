@@ -92,10 +92,10 @@ impl Slot {
         }
     }
 
-    /// Pages that the machine has written since it was made, by guest address.
-    pub(crate) fn written(&self) -> Vec<Range<u64>> {
+    /// Pages that machines like this one had better have ahead, by guest address.
+    pub(crate) fn working_set(&self) -> Vec<Range<u64>> {
         match &*lock(&self.state) {
-            State::Alive(machine) => machine.written(),
+            State::Alive(machine) => machine.working_set(),
             State::Dead(_) => Vec::new(),
         }
     }

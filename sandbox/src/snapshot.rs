@@ -16,7 +16,7 @@ use crate::engine;
 use crate::error::Error;
 use crate::process::ThisProcess;
 use crate::sandbox::{Sandbox, StartedFrom};
-use crate::start::Shape;
+use crate::start::{Restore, Shape};
 
 /// A sandbox at rest, in memory. Cheap to clone; it needs the original no more.
 #[derive(Clone)]
@@ -49,7 +49,7 @@ impl Snapshot {
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
         let (handle, shape) = (engine.handle().clone(), inner.shape.clone());
         engine::run_on(&handle, async move {
-            let guest = engine.restored(template, called).await?;
+            let guest = engine.restored(Restore::Usual(template), called).await?;
             Ok(engine.sandbox(guest, shape, called, StartedFrom::Template))
         })
         .await

@@ -52,6 +52,14 @@ pub(crate) struct RunsOn {
     pub(crate) fallback: Option<String>,
 }
 
+/// What a machine is made of, and whether it is for use or to learn from.
+pub(crate) enum Restore {
+    /// For use.
+    Usual(Arc<dyn Template>),
+    /// To be asked for its working set.
+    Observed(Arc<dyn Template>),
+}
+
 /// A machine that was launched and whose agent has answered.
 pub(crate) struct Booted {
     pub(crate) guest: Guest,
@@ -89,12 +97,14 @@ impl Inner {
         let line = self.pools.line(key);
         if !options.fresh_boot {
             match line.find() {
-                Find::Ready(guest, runs_on) => {
+                Find::Ready(ready) => {
+                    let (guest, runs_on) = *ready;
                     self.refill(&line);
                     return Ok(self.sandbox(guest, shape(runs_on), called, StartedFrom::Pool));
                 }
                 Find::Template(template) => {
-                    let restored = self.restored(Arc::clone(&template.template), called).await;
+                    let restored =
+                        self.restored(Restore::Usual(Arc::clone(&template.template)), called).await;
                     match restored {
                         Ok(guest) => {
                             let shape = shape(template.runs_on.clone());
@@ -144,18 +154,19 @@ impl Inner {
 
     /// Makes a machine that goes on where the one of `template` stood. It has randomness, a name and a time of its own before
     /// anybody gets it.
-    pub(crate) async fn restored(
-        self: &Arc<Self>,
-        template: Arc<dyn Template>,
-        called: Instant,
-    ) -> Result<Guest, Error> {
+    pub(crate) async fn restored(self: &Arc<Self>, how: Restore, called: Instant) -> Result<Guest, Error> {
+        let (Restore::Usual(template) | Restore::Observed(template)) = &how;
         let memory_mib = u32::try_from(template.ram() >> 20).unwrap_or(u32::MAX);
         let permit = self.admission.enter(memory_mib).await?;
         let id = new_id()?;
         let inner = Arc::clone(self);
         let restored = self.handle().spawn_blocking(move || {
             let launch = inner.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
-            Ok::<_, Error>(launch.register(template.restore()?, permit))
+            let machine = match how {
+                Restore::Usual(template) => template.restore(),
+                Restore::Observed(template) => template.restore_observed(),
+            };
+            Ok::<_, Error>(launch.register(machine?, permit))
         });
         let vm = restored.await.map_err(joined)??;
         let renew = renewal(&id)?;

@@ -113,9 +113,9 @@ mod measure {
         };
         line("keeping a running machine, its whole memory", (0..10).map(|_| capture()).collect());
         let template = original.capture().unwrap();
-        let mut first = template.restore().unwrap();
+        let mut first = template.restore_observed().unwrap();
         Client::connect(first.as_mut()).text("kept");
-        let set = first.written();
+        let set = first.working_set();
         let bytes: u64 = set.iter().map(|range| range.end - range.start).sum();
         println!("  working set of {} KiB in {} ranges", bytes >> 10, set.len());
         let capture = || {

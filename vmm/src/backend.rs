@@ -167,7 +167,15 @@ pub trait Template: Send + Sync {
     /// The host refuses something. Nothing is left behind.
     fn restore(&self) -> Result<Box<dyn Machine>, BackendError>;
 
-    /// The same template, whose machines get these pages of their own ahead ([`Machine::written`] of one that was put to use).
+    /// Makes a machine that [`Machine::working_set`] is asked of later. It is slower than others.
+    ///
+    /// # Errors
+    /// As [`Template::restore`].
+    fn restore_observed(&self) -> Result<Box<dyn Machine>, BackendError> {
+        self.restore()
+    }
+
+    /// The same template, whose machines get these pages of their own ahead: [`Machine::working_set`] of one that was put to use.
     fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn Template>;
 
     /// Bytes of guest RAM of each machine.
@@ -236,9 +244,9 @@ pub trait Machine: Send {
         Err(BackendError::Unsupported { what: "a running machine cannot be kept or forked" })
     }
 
-    /// Guest addresses of pages that the machine has written since it was made, in ranges of whole pages; empty where that is
-    /// not known. Short gaps may be included.
-    fn written(&self) -> Vec<Range<u64>> {
+    /// Guest addresses of pages that a machine like this one had better have ahead, by what this one has used since it was made;
+    /// in ranges of whole pages. Empty where that is not known.
+    fn working_set(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
 

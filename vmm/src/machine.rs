@@ -26,6 +26,7 @@ mod devices;
 mod ports;
 mod report;
 mod snapshot;
+mod working_set;
 
 use std::any::Any;
 use std::fs::File;

@@ -23,6 +23,7 @@ mod ram;
 mod resident;
 mod saved;
 mod unsafe_map;
+mod unsafe_observed;
 mod written;
 
 #[cfg(test)]

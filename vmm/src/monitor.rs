@@ -30,7 +30,6 @@ use crate::snapshot::Identity;
 use self::images::Images;
 use self::machine::{MonitorMachine, MonitorTemplate};
 
-pub(crate) use machine::GAP;
 pub use reaper::settle;
 #[cfg(any(test, feature = "testing"))]
 pub use saved::testing;

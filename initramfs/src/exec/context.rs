@@ -491,8 +491,7 @@ impl Context {
             Some(place) => Ok(place),
             None => Place::make(world, driver, self.key, number(&mut self.next_id)),
         };
-        let begun =
-            place.and_then(|place| Execution::begin(world, driver, place, &request, stream, spawn));
+        let begun = place.and_then(|place| Execution::begin(world, driver, place, &request, stream, spawn));
         match begun {
             Ok(mut execution) => {
                 execution.lost_before = std::mem::take(&mut self.lost);

@@ -354,7 +354,8 @@ pub fn micros(duration: Duration) -> u64 {
 fn token() -> Result<String> {
     let mut bytes = [0; 16];
     // So few bytes come whole once the generator is seeded.
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()).during("get random bytes")?;
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .during("get random bytes")?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 

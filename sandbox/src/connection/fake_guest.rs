@@ -5,6 +5,7 @@
 //! not obey. What a real guest does is tested with real guests.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ use hayfork_protocol::message::{Event, Finished, Request, Status};
 use hayfork_protocol::mux::{Incoming, Mux, Role, StreamId};
 use hayfork_vmm::backend::{
     Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory, Machine,
-    MachineSpec, ProcessStatus,
+    MachineSpec, ProcessStatus, Template,
 };
 
 use crate::backend_choice::Backends;
@@ -40,6 +41,9 @@ pub(crate) struct FakeBackend {
     pub(crate) killed: Arc<AtomicUsize>,
     /// What it says about the host.
     capabilities: Capabilities,
+    /// Whether its machines can be kept, and how many were made of kept ones.
+    keeps: bool,
+    pub(crate) restored: Arc<AtomicUsize>,
     /// The kernel of the newest machine.
     pub(crate) kernel: Arc<Mutex<PathBuf>>,
 }
@@ -51,8 +55,15 @@ impl FakeBackend {
             launched: Arc::default(),
             killed: Arc::default(),
             capabilities: Capabilities::new("fake", "threads".into(), Accelerator::Tcg),
+            keeps: false,
+            restored: Arc::default(),
             kernel: Arc::default(),
         }
+    }
+
+    /// The same with machines that can be kept: those made of one begin anew with the script.
+    pub(crate) fn with_templates(self) -> Self {
+        Self { keeps: true, ..self }
     }
 
     /// The same as if it ran on kvm_pvm.
@@ -91,6 +102,8 @@ impl FakeBackend {
         let options = EngineOptions {
             images: Some(images.path().to_owned()),
             boot_timeout: Duration::from_secs(5),
+            // No machine but those that a test asks for.
+            templates: self.keeps,
             ..EngineOptions::default()
         };
         let retry = Duration::from_millis(500);
@@ -293,8 +306,25 @@ struct FakeMachine {
     guest: UnixStream,
     exit: PipeReader,
     ending: Arc<Ending>,
-    killed: Arc<AtomicUsize>,
+    backend: FakeBackend,
     counted: bool,
+}
+
+struct FakeTemplate(FakeBackend);
+
+impl Template for FakeTemplate {
+    fn restore(&self) -> Result<Box<dyn Machine>, BackendError> {
+        self.0.restored.fetch_add(1, Ordering::SeqCst);
+        self.0.start()
+    }
+
+    fn with_working_set(&self, _: Vec<Range<u64>>) -> Arc<dyn Template> {
+        Arc::new(Self(self.0.clone()))
+    }
+
+    fn ram(&self) -> u64 {
+        256 << 20
+    }
 }
 
 impl Backend for FakeBackend {
@@ -309,11 +339,17 @@ impl Backend for FakeBackend {
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
         spec.validate()?;
         self.kernel.lock().unwrap().clone_from(&spec.kernel);
+        self.launched.fetch_add(1, Ordering::SeqCst);
+        self.start()
+    }
+}
+
+impl FakeBackend {
+    fn start(&self) -> Result<Box<dyn Machine>, BackendError> {
         let spawn = |source: io::Error| BackendError::Spawn { what: "a fake", source };
         let (host, guest) = UnixStream::pair().map_err(spawn)?;
         let (exit, alive) = io::pipe().map_err(spawn)?;
         let ending = Arc::new(Ending { report: Mutex::default(), alive: Mutex::new(Some(alive)) });
-        self.launched.fetch_add(1, Ordering::SeqCst);
         let (script, end) = (Arc::clone(&self.script), Arc::clone(&ending));
         let stream = guest.try_clone().map_err(spawn)?;
         let last = guest.try_clone().map_err(spawn)?;
@@ -323,8 +359,8 @@ impl Backend for FakeBackend {
                 let _ = last.shutdown(net::Shutdown::Both);
             }
         });
-        let killed = Arc::clone(&self.killed);
-        Ok(Box::new(FakeMachine { channel: Some(host), guest, exit, ending, killed, counted: false }))
+        let backend = self.clone();
+        Ok(Box::new(FakeMachine { channel: Some(host), guest, exit, ending, backend, counted: false }))
     }
 }
 
@@ -349,9 +385,17 @@ impl Machine for FakeMachine {
         self.ending.end(ExitKind::Killed);
         let _ = self.guest.shutdown(net::Shutdown::Both);
         if !std::mem::replace(&mut self.counted, true) {
-            self.killed.fetch_add(1, Ordering::SeqCst);
+            self.backend.killed.fetch_add(1, Ordering::SeqCst);
         }
         Ok(self.try_exit().expect("just ended"))
+    }
+
+    fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {
+        if self.backend.keeps {
+            Ok(Arc::new(FakeTemplate(self.backend.clone())))
+        } else {
+            Err(BackendError::Unsupported { what: "a fake" })
+        }
     }
 
     fn host_memory(&self) -> Option<HostMemory> {

@@ -62,6 +62,15 @@ pub(crate) struct Mailbox {
     wake: Notify,
 }
 
+/// What is to come of a sandbox that runs nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum IdleTimeout {
+    /// It stays.
+    Never,
+    /// It is closed after that time.
+    After(Duration),
+}
+
 /// What is in a mailbox.
 #[derive(Debug, Default)]
 pub(crate) struct Letters {
@@ -71,8 +80,8 @@ pub(crate) struct Letters {
     pub(crate) interrupt: bool,
     /// Close, for this reason.
     pub(crate) close: Option<&'static str>,
-    /// Close after having run nothing for that long from now on.
-    pub(crate) idle_timeout: Option<Option<Duration>>,
+    /// When to close for having run nothing from now on.
+    pub(crate) idle_timeout: Option<IdleTimeout>,
 }
 
 impl Mailbox {
@@ -99,7 +108,7 @@ impl Mailbox {
 
     /// Asks the task to end after having run nothing for that long, counted from now on; `None`: never.
     pub(crate) fn set_idle_timeout(&self, timeout: Option<Duration>) {
-        lock(&self.letters).idle_timeout = Some(timeout);
+        lock(&self.letters).idle_timeout = Some(timeout.map_or(IdleTimeout::Never, IdleTimeout::After));
         self.wake.notify_one();
     }
 

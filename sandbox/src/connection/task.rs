@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::ledger::{Ledger, Place};
 use super::lifecycle::{End, Lifecycle};
-use super::stream::{Item, Link, Mailbox, Sent};
+use super::stream::{IdleTimeout, Item, Link, Mailbox, Sent};
 use super::watchdog::Patience;
 use crate::error::Error;
 use crate::reaper::Vm;
@@ -358,7 +358,10 @@ impl Connection {
             return Err(End::Closed(reason));
         }
         if let Some(timeout) = letters.idle_timeout {
-            self.idle_timeout = timeout;
+            self.idle_timeout = match timeout {
+                IdleTimeout::Never => None,
+                IdleTimeout::After(timeout) => Some(timeout),
+            };
             self.idle_since = Instant::now();
         }
         if letters.interrupt {

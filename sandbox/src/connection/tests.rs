@@ -4,6 +4,7 @@ mod boot;
 mod ending;
 mod files;
 mod hostile;
+mod pool;
 mod runs;
 mod unsafe_fork;
 

@@ -13,7 +13,7 @@ use crate::connection::lock;
 use crate::engine;
 use crate::error::Error;
 use crate::guest::Guest;
-use crate::start::{Booted, RunsOn};
+use crate::start::{Restore, RunsOn};
 
 /// Guests of one line that are made at the same time.
 const TASKS: usize = 2;
@@ -101,17 +101,13 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
 }
 
 async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<(Guest, RunsOn), Error> {
-    let (guest, runs_on) = match template::get(engine, line).await? {
-        Some(template) => {
-            let guest = engine.restored(Arc::clone(&template.template), Instant::now()).await?;
-            (guest, template.runs_on.clone())
-        }
-        None => {
-            let limit = engine.boot_timeout();
-            let Booted { guest, runs_on } =
-                Arc::clone(engine).boot(line.key, None, Instant::now(), limit).await?;
-            (guest, runs_on)
-        }
+    let (guest, runs_on) = if let Some(template) = template::get(engine, line).await? {
+        let how = Restore::Usual(Arc::clone(&template.template));
+        (engine.restored(how, Instant::now()).await?, template.runs_on.clone())
+    } else {
+        let limit = engine.boot_timeout();
+        let booted = Arc::clone(engine).boot(line.key, None, Instant::now(), limit).await?;
+        (booted.guest, booted.runs_on)
     };
     template::warm_up(&guest, line.key.language).await?;
     Ok((guest, runs_on))

@@ -17,7 +17,7 @@ use crate::engine::{self, joined};
 use crate::error::Error;
 use crate::guest::Guest;
 use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
-use crate::start::{self, Booted, RunsOn};
+use crate::start::{self, Booted, Restore, RunsOn};
 
 /// A template and what its machines run on.
 pub(crate) struct LanguageTemplate {
@@ -112,10 +112,10 @@ async fn make(engine: &Arc<engine::Inner>, key: Key) -> Result<LanguageTemplate,
     let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
     drop(guest);
 
-    let trial = engine.restored(Arc::clone(&template), Instant::now()).await?;
+    let trial = engine.restored(Restore::Observed(Arc::clone(&template)), Instant::now()).await?;
     warm_up(&trial, key.language).await?;
     let slot = Arc::clone(&trial.wires.slot);
-    let pages = engine.handle().spawn_blocking(move || slot.written()).await.map_err(joined)?;
+    let pages = engine.handle().spawn_blocking(move || slot.working_set()).await.map_err(joined)?;
     let bytes: u64 = pages.iter().map(|range| range.end - range.start).sum();
     tracing::debug!(language = key.language.name(), bytes, ranges = pages.len(), took = ?began.elapsed(), "a template");
     Ok(LanguageTemplate { template: template.with_working_set(pages), runs_on })

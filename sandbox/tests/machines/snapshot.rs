@@ -18,7 +18,7 @@ on_backends! {
     generations_of_clones: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     a_guest_is_kept_in_the_midst_of_its_work: monitor monitor_2_vcpus worker worker_2_vcpus;
     a_machine_that_has_ended_cannot_be_kept: qemu monitor worker;
-    pages_that_are_made_ahead_are_those_that_a_clone_writes: monitor worker;
+    pages_that_are_made_ahead_are_those_that_a_clone_uses: monitor worker;
     a_saved_machine_goes_on_in_another_process: monitor monitor_2_vcpus worker;
     a_clone_s_clone_is_saved_whole: monitor worker;
     a_damaged_file_gives_no_machine: monitor worker;
@@ -147,18 +147,19 @@ fn a_machine_that_has_ended_cannot_be_kept(on: &Setup) {
     assert!(matches!(machine.capture().err(), Some(BackendError::PoweredOff { .. })));
 }
 
-fn pages_that_are_made_ahead_are_those_that_a_clone_writes(on: &Setup) {
+fn pages_that_are_made_ahead_are_those_that_a_clone_uses(on: &Setup) {
     let mut original = on.start("serve");
     Client::connect(&mut *original);
     let template = original.capture().unwrap();
-    let (machine, mut client) = restore(&template);
+    let mut machine = template.restore_observed().unwrap();
+    let mut client = Client::connect(&mut *machine);
     client.text("keep it");
-    let set = machine.written();
+    let set = machine.working_set();
     let bytes: u64 = set.iter().map(|range| range.end - range.start).sum();
     assert!((64 << 10..16 << 20).contains(&bytes), "{bytes} {set:?}");
     let ahead = template.with_working_set(set.clone());
     let machine = ahead.restore().unwrap();
-    let there: u64 = machine.written().iter().map(|range| range.end - range.start).sum();
+    let there: u64 = machine.working_set().iter().map(|range| range.end - range.start).sum();
     assert!(there >= bytes, "{there} of {bytes}");
     println!("working set {} KiB in {} ranges", bytes >> 10, set.len());
 }
@@ -210,7 +211,7 @@ fn a_saved_machine_goes_on_in_another_process(on: &Setup) {
     let template = original.capture().unwrap();
     let (machine, mut clone) = restore(&template);
     assert_eq!(clone.text("kept"), "the secret");
-    template.with_working_set(machine.written()).save(&path, b"a test's own").unwrap();
+    template.with_working_set(machine.working_set()).save(&path, b"a test's own").unwrap();
     println!("{} KiB", std::fs::metadata(&path).unwrap().len() >> 10);
     drop((clone, machine, template, client, original));
 

@@ -28,11 +28,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DevicesState, Machine, Parts, prepare, vcpu_error};
+use super::{DevicesState, Machine, Parts, prepare, vcpu_error, working_set};
 use crate::backend::{BackendError, MAX_VCPUS};
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState, VcpuState};
 use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vcpu, Vm};
 use crate::memory::{GuestRam, ImageError, MemoryImage, layout};
+
+/// Pages between two written ones that count as written: one call makes a whole range.
+const GAP: u64 = 4;
 
 /// Version of [`MachineState`]. Another version is not read.
 pub const STATE_VERSION: u32 = 1;
@@ -168,13 +171,35 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
+        Self::resume_in(hypervisor, template, |ram| ram.populate(&template.working_set))
+    }
+
+    /// The same, for a machine of which [`Machine::working_set`] is asked later.
+    ///
+    /// # Errors
+    /// As [`Machine::resume_from`].
+    pub fn resume_observed<H>(hypervisor: &H, template: &Template) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V>,
+    {
+        Self::resume_in(hypervisor, template, GuestRam::observe)
+    }
+
+    fn resume_in<H>(
+        hypervisor: &H,
+        template: &Template,
+        prepare_ram: impl FnOnce(&mut GuestRam),
+    ) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V>,
+    {
         let state = &template.state;
         let count = u8::try_from(state.vcpus.len()).map_err(prepare)?;
         if state.version != STATE_VERSION || count == 0 {
             return Err(prepare(Foreign));
         }
-        let ram = GuestRam::of_image(&template.memory).map_err(prepare)?;
-        ram.populate(&template.working_set);
+        let mut ram = GuestRam::of_image(&template.memory).map_err(prepare)?;
+        prepare_ram(&mut ram);
         let vm = Arc::new(hypervisor.create_vm()?);
         for (slot, region) in (0u32..).zip(ram.regions()) {
             vm.map_memory(slot, &MappedRegion::from_mmap(region))?;
@@ -196,6 +221,21 @@ impl<V: Vm> Machine<V> {
         machine.kept.resume();
         machine.go()?;
         Ok(machine)
+    }
+
+    /// Guest addresses of pages that a machine like this one should have ahead, by what this one has used since it was made; see
+    /// [`working_set`]. `is_shadowed`: the hypervisor keeps the processor's page tables by software.
+    ///
+    /// # Errors
+    /// The machine has been taken apart, or the kernel does not say.
+    pub fn working_set(&self, is_shadowed: bool) -> Result<Vec<Range<u64>>, BackendError> {
+        let (_, ram) = self.slow.as_ref().ok_or(BackendError::Killed)?;
+        if is_shadowed && ram.is_observed() {
+            let (touched, written) = (ram.touched().map_err(memory)?, ram.written(0).map_err(memory)?);
+            Ok(working_set::of(&touched, &written, ram.len()))
+        } else {
+            ram.written(GAP).map_err(memory)
+        }
     }
 
     /// Guest addresses of pages that the guest has written since it was made, in whole pages; those less than `gap` pages apart

@@ -12,6 +12,7 @@ use super::image::SealedImage;
 use super::resident::{Resident, resident};
 use super::saved::MemoryImage;
 use super::unsafe_map::Pages;
+use super::unsafe_observed::Observer;
 use super::{PAGE, layout, unsafe_map};
 
 /// What can go wrong with guest memory.
@@ -49,6 +50,8 @@ pub struct GuestRam {
     overlaid: Vec<Range<u64>>,
     /// What all of it was made of.
     base: Option<Arc<MemoryImage>>,
+    /// Sees to it that what is touched can be told.
+    observer: Option<Observer>,
 }
 
 impl GuestRam {
@@ -75,12 +78,28 @@ impl GuestRam {
         Ok(ram)
     }
 
+    /// Has pages come in one by one from here on, so that [`GuestRam::touched`] knows what was used. Costs a fault for each page,
+    /// so it is for a guest that is to be learned from. Without it where the kernel does not let this process have it.
+    pub fn observe(&mut self) {
+        let observer = Observer::of(self.regions.iter().map(Arc::as_ref));
+        self.observer = observer
+            .inspect_err(
+                |error| tracing::debug!(%error, "what a guest reads cannot be told from what lies beside it"),
+            )
+            .ok();
+    }
+
+    /// Whether [`GuestRam::touched`] is exact.
+    pub fn is_observed(&self) -> bool {
+        self.observer.is_some()
+    }
+
     fn anonymous(bytes: u64, pages: Pages) -> Result<Self, MemoryError> {
         let failed = |source| MemoryError::Map { bytes, source };
         let regions = unsafe_map::anonymous(&layout::ram_parts(bytes), pages).map_err(failed)?;
         let memory = GuestMemoryMmap::from_arc_regions(regions.clone())
             .map_err(|error| failed(io::Error::other(error)))?;
-        Ok(Self { memory, regions, overlaid: Vec::new(), base: None })
+        Ok(Self { memory, regions, overlaid: Vec::new(), base: None, observer: None })
     }
 
     /// Puts private mappings of the image's content at `at` + its offsets. Must come before anybody else has

@@ -20,7 +20,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, MemoryRegio
 
 use super::image::failed;
 use super::ram::GuestRam;
-use super::written::{Runs, written};
+use super::written::{Runs, Which, pages};
 use super::{ForeignImage, ImageError, PAGE, SealedImage, layout, unsafe_map, writable_memory};
 
 /// Layers at most: each costs mappings in every guest.
@@ -170,11 +170,24 @@ impl GuestRam {
     /// # Errors
     /// The kernel does not say.
     pub fn written(&self, gap: u64) -> Result<Vec<Range<u64>>, ImageError> {
+        self.pages(Which::Written, gap)
+    }
+
+    /// Guest addresses of pages that this guest has read or written, as [`GuestRam::written`]; with those around them where it is
+    /// not [observed](GuestRam::observe).
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn touched(&self) -> Result<Vec<Range<u64>>, ImageError> {
+        self.pages(Which::Touched, 0)
+    }
+
+    fn pages(&self, which: Which, gap: u64) -> Result<Vec<Range<u64>>, ImageError> {
         let mut all = Vec::new();
         for region in self.regions() {
             let start = region.start_addr().0;
-            let runs = written(region.as_ptr() as u64, region.len(), gap)
-                .map_err(failed("looking for written pages"))?;
+            let runs = pages(which, region.as_ptr() as u64, region.len(), gap)
+                .map_err(failed("looking for pages in use"))?;
             all.extend(runs.into_iter().map(|run| start + run.start..start + run.end));
         }
         Ok(all)

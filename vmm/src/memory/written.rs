@@ -1,4 +1,5 @@
-//! Which pages of a private mapping were written: they are the process's own, and no longer those of a file.
+//! Which pages of a private mapping were written: they are the process's own, and no longer those of a file. And which were
+//! touched at all: they are mapped.
 //!
 //! `/proc/self/pagemap` says it for each page (Linux, Documentation/admin-guide/mm/pagemap.rst); what it hides from the
 //! unprivileged are addresses only.
@@ -17,9 +18,27 @@ const OF_A_FILE: u64 = 1 << 61;
 /// Entries that are read at a time.
 const BATCH: u64 = 16 * 1024;
 
-/// Offsets of written pages in `size` bytes of this process's memory from `start` on, whole pages, in order. Runs less than
+/// What is asked of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    /// That it was written.
+    Written,
+    /// That it was read or written.
+    Touched,
+}
+
+impl Which {
+    fn holds_for(self, entry: u64) -> bool {
+        match self {
+            Self::Written => entry & SWAPPED != 0 || entry & (PRESENT | OF_A_FILE) == PRESENT,
+            Self::Touched => entry & (SWAPPED | PRESENT) != 0,
+        }
+    }
+}
+
+/// Offsets of such pages in `size` bytes of this process's memory from `start` on, whole pages, in order. Runs less than
 /// `gap` pages apart are given as one, with what is between.
-pub(super) fn written(start: u64, size: u64, gap: u64) -> io::Result<Vec<Range<u64>>> {
+pub(super) fn pages(which: Which, start: u64, size: u64, gap: u64) -> io::Result<Vec<Range<u64>>> {
     let pagemap = proc::pagemap()?;
     let mut runs = Runs { all: Vec::new(), gap: gap * PAGE };
     let pages = size / PAGE;
@@ -31,7 +50,7 @@ pub(super) fn written(start: u64, size: u64, gap: u64) -> io::Result<Vec<Range<u
         pagemap.read_exact_at(entries, (start / PAGE + page) * 8)?;
         for (at, entry) in (page..).zip(entries.chunks_exact(8)) {
             let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
-            if entry & SWAPPED != 0 || entry & (PRESENT | OF_A_FILE) == PRESENT {
+            if which.holds_for(entry) {
                 runs.add(at * PAGE..(at + 1) * PAGE);
             }
         }
@@ -79,7 +98,7 @@ mod tests {
         for page in [3, 4, 20, 16_383] {
             ram.memory().write_obj(1u8, GuestAddress(page * PAGE + 7)).unwrap();
         }
-        let found = written(region.as_ptr() as u64, region.len(), 0).unwrap();
+        let found = pages(Which::Written, region.as_ptr() as u64, region.len(), 0).unwrap();
         // The host may take large pages.
         for page in [3, 4, 20, 16_383] {
             assert!(found.iter().any(|range| range.contains(&(page * PAGE))), "{found:?}");

@@ -11,11 +11,9 @@ use crate::backend::{
     BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
     Template as BackendTemplate,
 };
+use crate::hypervisor::Hypervisor;
 use crate::hypervisor::kvm::KvmVm;
 use crate::machine::{Machine, Template};
-
-/// Pages between two written ones that count as written: one call makes a whole range.
-pub(crate) const GAP: u64 = 4;
 
 /// How long processors may take to come out of the guest. Only a device that does not return takes longer.
 const KILL_TIME: Duration = Duration::from_secs(30);
@@ -77,8 +75,9 @@ impl BackendMachine for MonitorMachine {
         Ok(Arc::new(MonitorTemplate::new(Arc::clone(&self.ready), template, self.digests.clone())))
     }
 
-    fn written(&self) -> Vec<Range<u64>> {
-        if self.is_ours() { self.machine.written(GAP).unwrap_or_default() } else { Vec::new() }
+    fn working_set(&self) -> Vec<Range<u64>> {
+        let is_shadowed = self.ready.hypervisor.facts().is_pvm;
+        if self.is_ours() { self.machine.working_set(is_shadowed).unwrap_or_default() } else { Vec::new() }
     }
 
     /// The machine's own structures are not told apart from the rest of this process: some 100 KiB of stacks and buffers.
@@ -125,6 +124,11 @@ impl MonitorTemplate {
 impl BackendTemplate for MonitorTemplate {
     fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
         let machine = Machine::resume_from(&self.ready.hypervisor, &self.template)?;
+        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone())))
+    }
+
+    fn restore_observed(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+        let machine = Machine::resume_observed(&self.ready.hypervisor, &self.template)?;
         Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone())))
     }
 

@@ -272,9 +272,9 @@ impl BackendMachine for WorkerMachine {
         }
     }
 
-    fn written(&self) -> Vec<Range<u64>> {
-        match self.ask(&Request::Written, PATIENCE) {
-            Ok((Answer::Written(pages), _)) => pages,
+    fn working_set(&self) -> Vec<Range<u64>> {
+        match self.ask(&Request::WorkingSet, PATIENCE) {
+            Ok((Answer::WorkingSet(pages), _)) => pages,
             _ => Vec::new(),
         }
     }

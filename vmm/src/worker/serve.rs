@@ -26,7 +26,6 @@ use crate::boot::kernel::Kernel;
 use crate::hypervisor::kvm::{KvmHypervisor, KvmVm};
 use crate::machine::{Blueprint, Machine, Template};
 use crate::memory::{self, MemoryImage, SealedImage};
-use crate::monitor::GAP;
 
 /// Why a worker ends otherwise than by its owner's wish. It says so on its standard error.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +141,7 @@ impl<'a> Worker<'a> {
             Request::HostMemory => Answer::HostMemory(
                 self.machine.resident().map(|resident| (resident.rest, resident.own, resident.shared)),
             ),
-            Request::Written => Answer::Written(self.machine.written(GAP).unwrap_or_default()),
+            Request::WorkingSet => Answer::WorkingSet(self.machine.working_set(false).unwrap_or_default()),
             Request::Capture => match self.machine.capture() {
                 Ok(template) => return self.give(&template),
                 Err(error) => Answer::Failed(Failure::of(&error)),

@@ -55,8 +55,8 @@ pub enum Request {
     HostMemory,
     /// [`Machine::capture`](crate::backend::Machine::capture)
     Capture,
-    /// [`Machine::written`](crate::backend::Machine::written)
-    Written,
+    /// [`Machine::working_set`](crate::backend::Machine::working_set)
+    WorkingSet,
 }
 
 /// A machine to be made.
@@ -120,7 +120,7 @@ pub enum Answer {
     /// [`Saved`], as bytes. Descriptors: the layers, and the root image if there is one.
     Captured(Vec<u8>),
     /// Guest addresses.
-    Written(Vec<Range<u64>>),
+    WorkingSet(Vec<Range<u64>>),
     /// It failed.
     Failed(Failure),
 }
@@ -246,7 +246,7 @@ impl Answer {
     /// [`Impossible`]
     pub fn validate(&self, ram: u64) -> Result<(), Impossible> {
         match self {
-            Self::Written(ranges) => check_ranges(ranges, end_of(ram)),
+            Self::WorkingSet(ranges) => check_ranges(ranges, end_of(ram)),
             _ => Ok(()),
         }
     }

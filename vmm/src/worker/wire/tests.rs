@@ -55,7 +55,7 @@ fn pages_lie_in_ram_and_in_order() {
     of(vec![0..4096, 8192..12288, 0x1_3fff_f000..0x1_4000_0000]).unwrap();
     for bad in [vec![0..0x1_4000_1000], vec![4096..8192, 0..4096], vec![0..1], vec![4096..4096]] {
         assert!(of(bad.clone()).is_err(), "{bad:?}");
-        assert!(Answer::Written(bad).validate(ram).is_err());
+        assert!(Answer::WorkingSet(bad).validate(ram).is_err());
     }
 }
 
@@ -67,7 +67,7 @@ fn messages_are_read_as_they_were_written_and_not_otherwise() {
         Request::ConsoleTail,
         Request::HostMemory,
         Request::Capture,
-        Request::Written,
+        Request::WorkingSet,
     ];
     for request in all {
         let bytes = packet::encode(&request).unwrap();
