@@ -60,7 +60,9 @@ fn machines_that_are_kept_ready_are_warm_renewed_and_made_up_for() {
             let sandbox = create(&engine).await;
             assert_eq!(sandbox.boot_timings().from, StartedFrom::Pool, "{number}");
             run(&sandbox, "mine").await;
-            assert_eq!(lock(&asked).last().unwrap(), "renew print() mine", "nobody else was in it");
+            let with_mine: Vec<_> =
+                lock(&asked).iter().filter(|all| all.ends_with("mine")).cloned().collect();
+            assert_eq!(with_mine, vec!["renew print() mine"; number + 1], "nobody else was in it");
             assert!(engine.wait_warm(LIMIT).await.unwrap());
         }
         // One machine became the template.
@@ -143,7 +145,7 @@ fn a_backend_without_templates_has_booted_machines_in_stock() {
         let sandbox = create(&engine).await;
         assert_eq!(sandbox.boot_timings().from, StartedFrom::Pool);
         run(&sandbox, "mine").await;
-        assert_eq!(lock(&asked).last().unwrap(), "print() mine");
+        assert!(lock(&asked).contains(&"print() mine".to_owned()));
         assert_eq!(backend.restored.load(Ordering::SeqCst), 0);
     });
 }
