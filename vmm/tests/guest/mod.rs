@@ -117,7 +117,11 @@ impl Client {
     fn skip_to(&mut self, end: &[u8]) -> std::io::Result<()> {
         let mut last = Vec::new();
         loop {
-            let there = self.stream.fill_buf()?;
+            let there = match self.stream.fill_buf() {
+                Ok(there) => there,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
             if there.is_empty() {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
             }
