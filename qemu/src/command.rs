@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::os::fd::RawFd;
 
-use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec};
+use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec, SECOND_AGENT_PORT_NAME};
 
 /// Size of the buffer for translated code, in MiB. It fills up as the guest runs new code and is thrown away when full,
 /// so it bounds QEMU's private memory (its default is up to 1 GiB), and costs time when too small.
@@ -16,33 +16,54 @@ use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec};
 /// with 24, 160 % with 20, 210 % with 16. The rest of QEMU's private memory is 14 to 17 MiB.
 pub const DEFAULT_TRANSLATION_BUFFER_MIB: u32 = 28;
 
-/// QEMU's name for the host's side of the agent channel.
-pub(crate) const AGENT: &str = "agent";
-
 /// Descriptors that QEMU inherits, by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inherited {
     /// A connected socket: QEMU's end of its control channel.
     pub(crate) control: RawFd,
+    /// A connected socket: the guest's end of the agent channel.
+    pub(crate) agent: RawFd,
     /// Guest memory, of the right size.
     pub(crate) memory: RawFd,
     pub(crate) root_image: Option<RawFd>,
     pub(crate) start: Start,
 }
 
+/// Which of the agent's two ports the host is at. The agent sees that its host is another one by finding it at the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    First,
+    Second,
+}
+
+impl Port {
+    /// Where the host of a machine is that goes on where one with the host here stood.
+    pub(crate) fn next(self) -> Self {
+        match self {
+            Self::First => Self::Second,
+            Self::Second => Self::First,
+        }
+    }
+}
+
 /// How the guest begins.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Start {
-    /// By its kernel.
-    Boot {
-        /// A connected socket: the guest's end of the agent channel.
-        agent: RawFd,
-        kernel: RawFd,
-        initramfs: RawFd,
-    },
+    /// By its kernel, with the host at the first port.
+    Boot { kernel: RawFd, initramfs: RawFd },
     /// Where another stood, whose state comes over the control channel and whose memory is not to be changed. The kernel is in
-    /// that memory, and QEMU that is given none starts faster and is smaller. The agent's host is absent at first.
-    Saved,
+    /// that memory, and QEMU that is given none starts faster and is smaller.
+    Saved { port: Port },
+}
+
+impl Start {
+    /// Where the host is.
+    pub(crate) fn port(self) -> Port {
+        match self {
+            Self::Boot { .. } => Port::First,
+            Self::Saved { port } => port,
+        }
+    }
 }
 
 /// How to run the guest, apart from what the guest is.
@@ -98,7 +119,7 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
             all.option("-initrd", &path(initramfs));
             all.option("-append", &kernel_command_line(spec, engine));
         }
-        Start::Saved => all.option("-incoming", "defer"),
+        Start::Saved { .. } => all.option("-incoming", "defer"),
     }
     all.option("-chardev", &format!("socket,id=control,fd={}", fds.control));
     all.option("-mon", "chardev=control,mode=control");
@@ -108,12 +129,17 @@ pub(crate) fn arguments(spec: &MachineSpec, engine: Engine, fds: Inherited) -> V
     all.option("-chardev", "stdio,id=console,signal=off");
     all.option("-serial", "chardev:console");
     all.option("-global", "virtio-mmio.force-legacy=false");
-    match fds.start {
-        Start::Boot { agent, .. } => all.option("-chardev", &format!("socket,id={AGENT},fd={agent}")),
-        Start::Saved => all.option("-chardev", &format!("null,id={AGENT}")),
+    all.option("-device", "virtio-serial-device,max_ports=3");
+    for (number, port, name) in [(1, Port::First, AGENT_PORT_NAME), (2, Port::Second, SECOND_AGENT_PORT_NAME)]
+    {
+        let host = if port == fds.start.port() {
+            format!("socket,id=agent{number},fd={}", fds.agent)
+        } else {
+            format!("null,id=agent{number}")
+        };
+        all.option("-chardev", &host);
+        all.option("-device", &format!("virtserialport,nr={number},chardev=agent{number},name={name}"));
     }
-    all.option("-device", "virtio-serial-device,max_ports=2");
-    all.option("-device", &format!("virtserialport,nr=1,chardev={AGENT},name={AGENT_PORT_NAME}"));
     all.option("-device", "virtio-rng-device");
     if let Some(root_image) = fds.root_image {
         all.option(

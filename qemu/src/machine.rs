@@ -22,7 +22,7 @@ use hayfork_vmm::process::{self, Killer, Output, Process, spawn};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::binary::Binary;
-use crate::command::{Engine, Inherited, Start, arguments};
+use crate::command::{Engine, Inherited, Port, Start, arguments};
 use crate::images;
 use crate::qmp::{Qmp, QmpError};
 use crate::ram::Ram;
@@ -48,6 +48,7 @@ pub(crate) struct Blueprint {
 /// A guest that QEMU runs.
 pub(crate) struct QemuMachine {
     pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) port: Port,
     channel: Option<Channel>,
     pub(crate) pid: u32,
     killer: Killer,
@@ -83,24 +84,19 @@ impl QemuMachine {
         let blueprint =
             Arc::new(Blueprint { binary: binary.clone(), engine, spec: spec.clone(), root_image });
         let ram = Ram::new(spec.memory_mib).map_err(failed("allocating guest memory"))?;
-        let (ours, agent) = UnixStream::pair().map_err(failed("making the agent's channel"))?;
-        let start = Start::Boot {
-            agent: agent.as_raw_fd(),
-            kernel: kernel.as_raw_fd(),
-            initramfs: initramfs.as_raw_fd(),
-        };
-        Self::start(blueprint, ram, ours, start, &[agent.as_fd(), kernel.as_fd(), initramfs.as_fd()])
+        let start = Start::Boot { kernel: kernel.as_raw_fd(), initramfs: initramfs.as_raw_fd() };
+        Self::start(blueprint, ram, start, &[kernel.as_fd(), initramfs.as_fd()])
     }
 
     /// Starts QEMU. It inherits the descriptors in `keep`, and those of the blueprint and the memory.
     pub(crate) fn start(
         blueprint: Arc<Blueprint>,
         ram: Ram,
-        channel: UnixStream,
         start: Start,
         keep: &[BorrowedFd<'_>],
     ) -> Result<Self, BackendError> {
         let Blueprint { binary, engine, spec, root_image } = &*blueprint;
+        let (channel, agent) = UnixStream::pair().map_err(failed("making the agent's channel"))?;
         let (control, theirs) = UnixStream::pair().map_err(failed("making QEMU's control channel"))?;
         let control = Qmp::new(control).map_err(failed("making QEMU's control channel"))?;
         let exit = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
@@ -111,6 +107,7 @@ impl QemuMachine {
             ram.descriptor().try_clone_to_owned().map_err(failed("making a descriptor of guest memory"))?;
         let inherited = Inherited {
             control: theirs.as_raw_fd(),
+            agent: agent.as_raw_fd(),
             memory: memory.as_raw_fd(),
             root_image: root_image.as_ref().map(AsRawFd::as_raw_fd),
             start,
@@ -118,10 +115,10 @@ impl QemuMachine {
         let mut command = Command::new(&binary.path);
         command.args(arguments(spec, *engine, inherited)).env_clear().current_dir("/");
         let mut keep = keep.to_vec();
-        keep.extend([theirs.as_fd(), memory.as_fd()]);
+        keep.extend([theirs.as_fd(), agent.as_fd(), memory.as_fd()]);
         keep.extend(root_image.as_ref().map(AsFd::as_fd));
         let process = spawn::spawn(command, &keep).map_err(failed("starting QEMU"))?;
-        drop((theirs, memory));
+        drop((theirs, agent, memory));
 
         let shared = Arc::new(Shared {
             console: Mutex::new(Ring::new(spec.console_bytes)),
@@ -142,6 +139,7 @@ impl QemuMachine {
             .map_err(failed("starting a thread"))?;
         Ok(Self {
             blueprint,
+            port: start.port(),
             channel: Some(Channel::Unix(channel)),
             pid,
             killer,

@@ -3,10 +3,9 @@
 //! ```text
 //!  capture                                          restore
 //!    stop                                             QEMU with the same devices and no kernel, -incoming defer;
-//!    xen-save-devices-state ──► memfd, some 50 KB       RAM: the image, MAP_PRIVATE; the agent's host absent
+//!    xen-save-devices-state ──► memfd, some 90 KB       RAM: the image, MAP_PRIVATE; the host at the other port
 //!    RAM copied into a sealed memfd (`ram`)           migrate-incoming ◄── state, over a socket pair
-//!    cont                                             the guest runs, and sees that its host is gone
-//!                                                     chardev-change: the new host's socket
+//!    cont                                             the guest runs, and finds its host gone and another one there
 //! ```
 //! # State
 //! What is saved is QEMU's own migration stream, but of the devices alone. `xen-save-devices-state` has nothing to do with Xen but its
@@ -18,9 +17,9 @@
 //! Memory that the state does not hold is that of the firmware, which is not in use after the boot.
 //!
 //! # Streams
-//! None is carried over. A restored guest's agent finds its host gone, as after a disconnection, and then a new one. It has
-//! [`ABSENCE`] to notice; one that is too late to notice finds the new host's greeting in the middle of the old one's words, which the
-//! handshake provides for (crate `hayfork-protocol`, `handshake`).
+//! None is carried over. A virtio-serial port stays the same port when its host goes and another comes, and a guest that is busy at
+//! that moment does not notice: it would take the new host's greeting for the rest of what the old one was saying. So there are two
+//! ports, and a restored machine's host is at the one that the original's was not at. Its agent sees that whenever it looks.
 //!
 //! # Clocks
 //! QEMU's virtual clock and time stamp counter stand still while a machine is stopped and go on from where they were saved. The
@@ -33,7 +32,6 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hayfork_vmm::backend::{BackendError, Machine, Template};
 use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open};
@@ -41,13 +39,10 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, send};
 use serde_json::json;
 
-use crate::command::{AGENT, Start};
+use crate::command::{Port, Start};
 use crate::machine::{Blueprint, QemuMachine, failed, lock};
 use crate::qmp::{PATIENCE, Qmp, QmpError};
 use crate::ram::{Image, Ram};
-
-/// How long a restored guest runs before its new host is there. The agent takes a host for gone that has been away for 10 ms.
-const ABSENCE: Duration = Duration::from_millis(30);
 
 /// Largest state taken from QEMU, in bytes.
 const MAX_STATE: u64 = 16 << 20;
@@ -56,6 +51,8 @@ const MAX_STATE: u64 = 16 << 20;
 #[derive(Debug)]
 pub(crate) struct QemuTemplate {
     blueprint: Arc<Blueprint>,
+    /// Where the hosts of restored machines are.
+    port: Port,
     /// QEMU's migration stream of the devices.
     state: Vec<u8>,
     ram: Arc<Image>,
@@ -82,14 +79,19 @@ fn keep(machine: &QemuMachine, control: &mut Qmp) -> Result<QemuTemplate, Backen
         Unsaved::Host(source) => failed("making memory for the state")(source),
         Unsaved::Qemu(error) => machine.failure(&error),
     })?;
-    let ram = lock(&machine.shared.ram);
-    // Given up when QEMU has ended.
-    let ram = ram.as_ref().ok_or_else(|| machine.failure(&QmpError::Closed))?;
-    let ram = ram.keep(machine.pid).map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => NOT_ALLOWED,
+    let copied = match &*lock(&machine.shared.ram) {
+        Some(ram) => ram.keep(machine.pid),
+        // Given up when QEMU has ended.
+        None => return Err(machine.failure(&QmpError::Closed)),
+    };
+    let ram = copied.map_err(|error| match control.execute("query-status", &json!({}), None) {
+        // The memory of a process that ends cannot be read.
+        Err(gone @ (QmpError::Closed | QmpError::Io(_))) => machine.failure(&gone),
+        _ if error.kind() == io::ErrorKind::PermissionDenied => NOT_ALLOWED,
         _ => failed("copying the guest's memory")(error),
     })?;
-    Ok(QemuTemplate { blueprint: Arc::clone(&machine.blueprint), state, ram: Arc::new(ram) })
+    let port = machine.port.next();
+    Ok(QemuTemplate { blueprint: Arc::clone(&machine.blueprint), port, state, ram: Arc::new(ram) })
 }
 
 /// For a host whose `kernel.yama.ptrace_scope` forbids to look into processes of one's own.
@@ -136,12 +138,12 @@ const SET: u32 = 0;
 
 impl Template for QemuTemplate {
     fn restore(&self) -> Result<Box<dyn Machine>, BackendError> {
-        let (ours, agent) = UnixStream::pair().map_err(failed("making the agent's channel"))?;
         let ram = Ram::Over(Arc::clone(&self.ram));
+        let start = Start::Saved { port: self.port };
         // Dropping it on the way kills it.
-        let machine = QemuMachine::start(Arc::clone(&self.blueprint), ram, ours, Start::Saved, &[])?;
+        let machine = QemuMachine::start(Arc::clone(&self.blueprint), ram, start, &[])?;
         let (pipe, theirs) = UnixStream::pair().map_err(failed("making a way for the state"))?;
-        load(&mut lock(&machine.control), &self.state, pipe, theirs, agent)
+        load(&mut lock(&machine.control), &self.state, pipe, theirs)
             .map_err(|error| machine.failure(&error))?;
         Ok(Box::new(machine))
     }
@@ -150,6 +152,7 @@ impl Template for QemuTemplate {
     fn with_working_set(&self, _pages: Vec<Range<u64>>) -> Arc<dyn Template> {
         Arc::new(Self {
             blueprint: Arc::clone(&self.blueprint),
+            port: self.port,
             state: self.state.clone(),
             ram: Arc::clone(&self.ram),
         })
@@ -160,27 +163,14 @@ impl Template for QemuTemplate {
     }
 }
 
-/// Gives a QEMU that waits for it the state and then the agent's host, and lets it run.
-fn load(
-    control: &mut Qmp,
-    state: &[u8],
-    pipe: UnixStream,
-    theirs: UnixStream,
-    agent: UnixStream,
-) -> Result<(), QmpError> {
+/// Gives a QEMU that waits for it the state, and waits until the guest runs.
+fn load(control: &mut Qmp, state: &[u8], pipe: UnixStream, theirs: UnixStream) -> Result<(), QmpError> {
     control.execute("getfd", &json!({ "fdname": "state" }), Some(theirs.as_fd()))?;
     drop(theirs);
     control.send("migrate-incoming", &json!({ "uri": "fd:state" }), None)?;
     pour(&pipe, state)?;
     drop(pipe);
-    control.wait_for("RESUME")?;
-    std::thread::sleep(ABSENCE);
-    control.execute("getfd", &json!({ "fdname": AGENT }), Some(agent.as_fd()))?;
-    drop(agent);
-    let socket = json!({ "addr": { "type": "fd", "data": { "str": AGENT } }, "server": false });
-    let backend = json!({ "type": "socket", "data": socket });
-    control.execute("chardev-change", &json!({ "id": AGENT, "backend": backend }), None)?;
-    Ok(())
+    control.wait_for("RESUME")
 }
 
 /// Sends all of it.

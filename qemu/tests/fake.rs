@@ -179,3 +179,37 @@ fn the_arguments_arrive_as_they_are() {
         "{console}"
     );
 }
+
+/// A QEMU that is told to keep its machine and does `then` instead, in which `say` sends a line over the control channel. Only bash
+/// takes descriptors beyond 9.
+fn kept_by(then: &str) -> BackendError {
+    let script = format!(
+        r#"exec bash -s -- "$@" <<'END'
+for argument in "$@"; do case $argument in socket,id=control,fd=*) control=${{argument##*=}};; esac; done
+say() {{ printf '%s\n' "$1" >&$control; }}
+say '{{"QMP": {{}}}}'
+{then}
+END
+"#
+    );
+    let fake = fake(&script);
+    let machine = fake.launch().unwrap();
+    machine.capture().err().expect("there is nothing to keep")
+}
+
+#[test]
+fn a_qemu_that_does_not_keep_its_machine_is_told_apart() {
+    // It ends.
+    let error = kept_by("echo 'out of luck' >&2; exit 3");
+    assert_eq!(error.code(), "vm_exited");
+    assert!(error.to_string().contains("out of luck"), "{error}");
+    // It refuses.
+    let refusal = r#"{"error": {"class": "CommandNotFound", "desc": "The command stop has not been found"}}"#;
+    let error =
+        kept_by(&format!(r#"say '{{"return": {{}}}}'; say '{refusal}'; say '{refusal}'; exec sleep 20"#));
+    assert_eq!(error.code(), "qemu_unusable");
+    assert!(error.to_string().contains("has not been found"), "{error}");
+    // It talks nonsense.
+    let error = kept_by("say 'hello'; say 'world'; exec sleep 20");
+    assert_eq!(error.code(), "qemu_unusable");
+}

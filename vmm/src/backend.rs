@@ -44,7 +44,7 @@ pub use isolation::{Isolation, KernelFlavour, Place};
 pub use spec::{
     AGENT_PORT_NAME, ConsoleVerbosity, DEFAULT_CONSOLE_BYTES, DEFAULT_LINGER, DEFAULT_MEMORY_MIB,
     ImageDigests, MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_LINGER, MAX_MEMORY_MIB, MAX_NAME, MAX_VCPUS,
-    MIN_MEMORY_MIB, MachineSpec, SpecError,
+    MIN_MEMORY_MIB, MachineSpec, SECOND_AGENT_PORT_NAME, SpecError,
 };
 
 /// What executes the guest's instructions.

@@ -1,7 +1,7 @@
 //! The byte stream to the host, whatever carries it.
 //!
 //! A carrier is non-blocking in both directions and can lose its host at any time; a new host may come over the same
-//! descriptor (virtio-serial) or another one (vsock). [`Carrier::ready`] tells of both.
+//! descriptor (a virtio-serial port) or another one (vsock, the second port). [`Carrier::ready`] tells of both.
 
 mod virtio_serial;
 mod vsock;
@@ -40,8 +40,8 @@ pub enum Presence {
 /// A way to the host.
 #[derive(Debug)]
 pub enum Carrier {
-    /// A virtio-serial port.
-    VirtioSerial(virtio_serial::Port),
+    /// Virtio-serial ports.
+    VirtioSerial(virtio_serial::Ports),
     /// A vsock listener and its connection.
     Vsock(vsock::Listener),
     /// A connected stream socket, for tests on a development machine.
@@ -56,7 +56,7 @@ impl Carrier {
     pub fn open(kind: &CarrierKind, poller: &Poller) -> Result<Self> {
         match kind {
             CarrierKind::VirtioSerial(name) => {
-                virtio_serial::Port::open(name, poller).map(Self::VirtioSerial)
+                virtio_serial::Ports::open(name, poller).map(Self::VirtioSerial)
             }
             CarrierKind::Vsock(port) => vsock::Listener::open(*port, poller).map(Self::Vsock),
         }
@@ -77,7 +77,7 @@ impl Carrier {
     /// The listener failed.
     pub fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<Presence> {
         match self {
-            Self::VirtioSerial(port) => Ok(port.ready(ready)),
+            Self::VirtioSerial(ports) => Ok(ports.ready(ready, poller)),
             Self::Vsock(listener) => listener.ready(ready, poller),
             Self::Socket(_) => Ok(Presence::Unchanged),
         }
@@ -86,7 +86,7 @@ impl Carrier {
     /// When [`Carrier::on_time`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match self {
-            Self::VirtioSerial(port) => port.deadline(),
+            Self::VirtioSerial(ports) => ports.deadline(),
             Self::Vsock(_) | Self::Socket(_) => None,
         }
     }
@@ -94,7 +94,7 @@ impl Carrier {
     /// Looks at what needs a second look.
     pub fn on_time(&mut self, now: Instant) -> Presence {
         match self {
-            Self::VirtioSerial(port) => port.on_time(now),
+            Self::VirtioSerial(ports) => ports.on_time(now),
             Self::Vsock(_) | Self::Socket(_) => Presence::Unchanged,
         }
     }
@@ -108,7 +108,7 @@ impl Carrier {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         use std::os::fd::AsFd;
         match self {
-            Self::VirtioSerial(port) => Some(port.descriptor()),
+            Self::VirtioSerial(ports) => Some(ports.descriptor()),
             Self::Vsock(listener) => listener.descriptor(),
             Self::Socket(socket) => Some(socket.as_fd()),
         }

@@ -1,7 +1,17 @@
-//! A named virtio-serial port (virtio 1.2, 5.3), the carrier under QEMU.
+//! Two named virtio-serial ports (virtio 1.2, 5.3), the carrier under QEMU.
+//!
+//! The host is at the first of them. In a machine that goes on where another stood, it is at the one that the other machine's host
+//! was not at: the agent finds its host gone and another one at the second port, whatever it was at, and however long it takes to
+//! look. So nothing that the old host had half said is taken for words of the new one.
+//!
+//! ```text
+//!   launched          restored from it       restored from that
+//!   NAME    host      NAME    gone           NAME    host
+//!   NAME.2  nobody    NAME.2  host           NAME.2  gone
+//! ```
 //!
 //! What Linux's driver does (drivers/char/virtio_console.c) and what follows from it:
-//! * The port's name comes over the control queue a little after the device: [`Port::open`] waits for it.
+//! * The port's name comes over the control queue a little after the device: [`Ports::open`] waits for it.
 //! * While the host end is closed, `read` returns 0, `poll` says HUP, and a blocking `write` would sleep until the host
 //!   returns. The port is opened non-blocking, so a write says EAGAIN then.
 //! * A change of the host end wakes the pollers, so edge-triggered epoll tells of it: HUP there means closed, no HUP open.
@@ -29,30 +39,51 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long HUP must hold to count.
 const MOMENT: Duration = Duration::from_millis(10);
 
-/// An open port.
+/// What the second port's name ends in.
+const SECOND: &str = ".2";
+
+/// The two ports, one of them in use.
 #[derive(Debug)]
-pub struct Port {
-    fd: OwnedFd,
+pub struct Ports {
+    current: Port,
+    /// `None` if the machine has none.
+    other: Option<Port>,
     /// When HUP is looked at again.
     doubt: Option<Instant>,
 }
 
-impl Port {
-    /// Waits for the port of that name and opens it.
+/// An open port.
+#[derive(Debug)]
+struct Port {
+    fd: OwnedFd,
+    device: String,
+    token: Token,
+}
+
+impl Ports {
+    /// Waits for the port of that name and opens it, and the second one.
     pub(super) fn open(name: &str, poller: &Poller) -> Result<Self> {
-        let device = wait_for(name)?;
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let fd = open(&device, flags, Mode::empty()).during_with(|| format!("open {device}"))?;
-        poller.add(&fd, Token::Carrier)?;
-        Ok(Self { fd, doubt: None })
+        let current = Port::open(wait_for(name)?, Token::Carrier, poller)?;
+        // They are announced together.
+        let other = wait_for(&format!("{name}{SECOND}"))
+            .and_then(|device| Port::open(device, Token::Listener, poller))
+            .inspect_err(|error| crate::warning!("this machine cannot be forked: {error}"))
+            .ok();
+        Ok(Self { current, other, doubt: None })
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.current.fd.as_fd()
     }
 
-    pub(super) fn ready(&mut self, ready: Ready) -> Presence {
-        self.doubt = ready.hung_up.then(|| Instant::now() + MOMENT);
+    pub(super) fn ready(&mut self, ready: Ready, poller: &Poller) -> Presence {
+        if (ready.hung_up || ready.token != self.current.token) && self.has_moved() {
+            self.follow(poller);
+            return Presence::Replaced;
+        }
+        if ready.token == self.current.token {
+            self.doubt = ready.hung_up.then(|| Instant::now() + MOMENT);
+        }
         Presence::Unchanged
     }
 
@@ -65,12 +96,39 @@ impl Port {
             return Presence::Unchanged;
         }
         self.doubt = None;
+        if self.current.is_hung_up() { Presence::Gone } else { Presence::Unchanged }
+    }
+
+    /// Whether the host is at the other port. Looked at anew, since events tell what was the case before other events.
+    fn has_moved(&self) -> bool {
+        self.other.as_ref().is_some_and(|other| self.current.is_hung_up() && !other.is_hung_up())
+    }
+
+    /// Goes on at the other port. Closing the port that was in use throws away what it still holds.
+    fn follow(&mut self, poller: &Poller) {
+        self.doubt = None;
+        let Some(other) = self.other.take() else { return };
+        let Port { fd, device, token } = std::mem::replace(&mut self.current, other);
+        drop(fd);
+        self.other = Port::open(device, token, poller)
+            .inspect_err(|error| crate::warning!("this machine cannot be forked again: {error}"))
+            .ok();
+    }
+}
+
+impl Port {
+    fn open(device: String, token: Token, poller: &Poller) -> Result<Self> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let fd = open(&device, flags, Mode::empty()).during_with(|| format!("open {device}"))?;
+        poller.add(&fd, token)?;
+        Ok(Self { fd, device, token })
+    }
+
+    /// Whether the host's end is closed, as far as the driver knows.
+    fn is_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match poll(&mut fds, Some(&at_once)) {
-            Ok(_) if fds[0].revents().contains(PollFlags::HUP) => Presence::Gone,
-            _ => Presence::Unchanged,
-        }
+        poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 }
 

@@ -6,9 +6,10 @@ use super::*;
 
 const FDS: Inherited = Inherited {
     control: 15,
+    agent: 10,
     memory: 11,
     root_image: Some(14),
-    start: Start::Boot { agent: 10, kernel: 12, initramfs: 13 },
+    start: Start::Boot { kernel: 12, initramfs: 13 },
 };
 const TCG: Engine =
     Engine { accelerator: Accelerator::Tcg, translation_buffer_mib: 32, tsc_khz: Some(2_445_434) };
@@ -70,12 +71,16 @@ fn the_whole_command_line_for_tcg() {
         "chardev:console",
         "-global",
         "virtio-mmio.force-legacy=false",
+        "-device",
+        "virtio-serial-device,max_ports=3",
         "-chardev",
-        "socket,id=agent,fd=10",
+        "socket,id=agent1,fd=10",
         "-device",
-        "virtio-serial-device,max_ports=2",
+        "virtserialport,nr=1,chardev=agent1,name=org.hayfork.agent",
+        "-chardev",
+        "null,id=agent2",
         "-device",
-        "virtserialport,nr=1,chardev=agent,name=org.hayfork.agent",
+        "virtserialport,nr=2,chardev=agent2,name=org.hayfork.agent.2",
         "-device",
         "virtio-rng-device",
         "-blockdev",
@@ -116,17 +121,32 @@ fn an_unknown_counter_is_not_mentioned() {
 /// A restored machine must have the same devices in the same order, and must not write to what it was made of.
 #[test]
 fn a_restored_machine_differs_where_it_must_and_nowhere_else() {
-    let saved = arguments(&spec(), TCG, Inherited { start: Start::Saved, ..FDS });
-    let mut expected = arguments(&spec(), TCG, FDS);
-    let boot = expected.iter().position(|argument| argument == "-kernel").unwrap();
-    expected.splice(boot..boot + 6, ["-incoming".to_owned(), "defer".to_owned()]);
-    for argument in &mut expected {
-        if argument == "socket,id=agent,fd=10" {
-            "null,id=agent".clone_into(argument);
+    for (port, from, to) in [
+        (Port::First, ["", ""], ["", ""]),
+        (
+            Port::Second,
+            ["socket,id=agent1,fd=10", "null,id=agent2"],
+            ["null,id=agent1", "socket,id=agent2,fd=10"],
+        ),
+    ] {
+        let saved = arguments(&spec(), TCG, Inherited { start: Start::Saved { port }, ..FDS });
+        let mut expected = arguments(&spec(), TCG, FDS);
+        let boot = expected.iter().position(|argument| argument == "-kernel").unwrap();
+        expected.splice(boot..boot + 6, ["-incoming".to_owned(), "defer".to_owned()]);
+        for argument in &mut expected {
+            if let Some(at) = from.iter().position(|from| from == argument) {
+                to[at].clone_into(argument);
+            }
+            *argument = argument.replace("share=on", "share=off");
         }
-        *argument = argument.replace("share=on", "share=off");
+        assert_eq!(saved, expected);
     }
-    assert_eq!(saved, expected);
+}
+
+#[test]
+fn the_host_is_never_where_it_was_before() {
+    assert_eq!(FDS.start.port(), Port::First);
+    assert_eq!([Port::First.next(), Port::Second.next()], [Port::Second, Port::First]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Shared by the tests that run guests under QEMU.
-#![allow(dead_code, clippy::unwrap_used)]
+#![allow(dead_code, unused_imports, clippy::unwrap_used)] // Each program uses some of it.
 
 #[path = "../../../vmm/tests/guest/mod.rs"]
 mod guest;

@@ -16,7 +16,7 @@ on_backends! {
     many_clones_live_at_once: qemu monitor worker;
     no_time_has_passed_for_a_clone: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     generations_of_clones: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
-    a_guest_is_kept_in_the_midst_of_its_work: monitor monitor_2_vcpus worker worker_2_vcpus;
+    a_guest_is_kept_in_the_midst_of_its_work: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     a_machine_that_has_ended_cannot_be_kept: qemu monitor worker;
     pages_that_are_made_ahead_are_those_that_a_clone_uses: monitor worker;
     a_saved_machine_goes_on_in_another_process: monitor monitor_2_vcpus worker;

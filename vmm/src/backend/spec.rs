@@ -33,6 +33,8 @@ pub const DEFAULT_LINGER: Duration = Duration::from_secs(1);
 pub const MAX_LINGER: Duration = Duration::from_secs(24 * 3600);
 /// The name of the virtio-serial port that carries the agent channel where there is no vsock.
 pub const AGENT_PORT_NAME: &str = "org.hayfork.agent";
+/// The name of the port that carries it instead in a machine that goes on where one stood whose host was at the first, and so in turn.
+pub const SECOND_AGENT_PORT_NAME: &str = "org.hayfork.agent.2";
 
 /// How much the guest kernel writes to the console.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -86,9 +86,13 @@ fn serve(carrier: &str, linger: Duration) {
         _ => None,
     };
     let is_vsock = listener.is_some();
-    let mut port = match carrier.split_once(':') {
-        Some(("virtio-serial", name)) => open_port(name),
-        Some(("vsock", _)) => accept(listener.unwrap(), true).unwrap(),
+    let mut names = [String::new(), String::new()];
+    let (mut port, mut other) = match carrier.split_once(':') {
+        Some(("virtio-serial", name)) => {
+            names = [name.to_string(), format!("{name}.2")];
+            (open_port(&names[0]), Some(open_port(&names[1])))
+        }
+        Some(("vsock", _)) => (accept(listener.unwrap(), true).unwrap(), None),
         _ => panic!("unknown carrier {carrier}"),
     };
     let mut gone_since: Option<Instant> = None;
@@ -101,6 +105,17 @@ fn serve(carrier: &str, linger: Duration) {
             // A host that lost its connection makes a new one.
             if let Some(next) = listener.and_then(|listener| accept(listener, false)) {
                 port = next;
+                request.clear();
+                gone_since = None;
+                continue;
+            }
+            // So does one that is at the other port.
+            if other.as_ref().is_some_and(|other| is_hung_up(&port) && !is_hung_up(other)) {
+                std::mem::swap(&mut port, other.as_mut().unwrap());
+                names.swap(0, 1);
+                // What is left in the old one goes when it is closed.
+                drop(other.take());
+                other = Some(open_port(&names[1]));
                 request.clear();
                 gone_since = None;
                 continue;
@@ -129,6 +144,13 @@ fn serve(carrier: &str, linger: Duration) {
             answer(&mut port, String::from_utf8_lossy(&line).trim(), &mut request);
         }
     }
+}
+
+/// Whether the host's end of a port is closed.
+fn is_hung_up(port: &File) -> bool {
+    let mut fds = Poll { fd: port.as_raw_fd(), events: 0, revents: 0 };
+    unsafe { poll(&mut fds, 1, 0) };
+    fds.revents & 0x10 != 0
 }
 
 /// A non-blocking listener on this vsock port.
