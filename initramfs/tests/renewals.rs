@@ -61,7 +61,7 @@ fn a_driver_that_does_not_answer_fails_the_renewal_and_still_takes_work() {
     let outcome = host.run(&renew());
     is(FailureCode::Io, &outcome);
     assert!(outcome.failure().message.contains("context 1"), "{:?}", outcome.failure());
-    assert!((2000..4000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
+    assert!((10_000..14_000).contains(&began.elapsed().as_millis()), "{:?}", began.elapsed());
     assert_eq!(seeds(&mut host, 1).len(), 1);
     // However many the host asks for, there is room for an execution's line.
     let streams: Vec<_> = (0..30).map(|_| host.open(&renew())).collect();
