@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use super::*;
 
@@ -67,11 +68,15 @@ impl Sample {
         write(path, &contents)
     }
 
-    fn bytes(&self) -> Vec<u8> {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("sample");
-        self.save(&path).unwrap();
-        std::fs::read(path).unwrap()
+    /// A file of one, written once.
+    fn bytes() -> &'static [u8] {
+        static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+        BYTES.get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("sample");
+            Self::new().save(&path).unwrap();
+            std::fs::read(path).unwrap()
+        })
     }
 }
 

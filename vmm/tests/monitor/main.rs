@@ -12,5 +12,6 @@ mod host;
 mod hostile;
 mod leaks;
 mod process;
+mod saved;
 #[path = "../tiny/mod.rs"]
 mod tiny;

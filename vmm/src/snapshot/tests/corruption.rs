@@ -30,12 +30,12 @@ fn places(bytes: &[u8]) -> Vec<usize> {
 
 #[test]
 fn every_flipped_bit_is_noticed() {
-    let bytes = Sample::new().bytes();
-    verdict(&bytes).unwrap();
+    let bytes = Sample::bytes();
+    verdict(bytes).unwrap();
     let mut codes = BTreeMap::new();
-    for place in places(&bytes) {
+    for place in places(bytes) {
         for bit in 0..8 {
-            let mut damaged = bytes.clone();
+            let mut damaged = bytes.to_vec();
             damaged[place] ^= 1 << bit;
             let code = verdict(&damaged).expect_err("damage went unnoticed");
             let expected = if place < 8 { "not_a_snapshot" } else { "snapshot_corrupt" };
@@ -50,17 +50,17 @@ fn every_flipped_bit_is_noticed() {
 
 #[test]
 fn every_cut_is_noticed() {
-    let bytes = Sample::new().bytes();
-    let mut lengths = places(&bytes);
+    let bytes = Sample::bytes();
+    let mut lengths = places(bytes);
     lengths.extend((0..bytes.len()).step_by(31));
     for length in lengths {
         let expected = if length == 0 { "not_a_snapshot" } else { "snapshot_truncated" };
         assert_eq!(verdict(&bytes[..length]), Err(expected), "cut to {length}");
     }
-    let longer = [&bytes[..], &[0]].concat();
+    let longer = [bytes, &[0]].concat();
     assert_eq!(verdict(&longer), Err("snapshot_corrupt"));
     // What is cut away in the middle, doubled, or put in another's place.
-    for at in places(&bytes) {
+    for at in places(bytes) {
         let without = [&bytes[..at], &bytes[at + 1..]].concat();
         assert!(verdict(&without).is_err(), "without {at}");
         let doubled = [&bytes[..at], &bytes[at..=at], &bytes[at..]].concat();
@@ -70,9 +70,9 @@ fn every_cut_is_noticed() {
 
 #[test]
 fn a_block_that_never_reached_the_disk_is_noticed() {
-    let bytes = Sample::new().bytes();
+    let bytes = Sample::bytes();
     for block in (0..bytes.len()).step_by(512) {
-        let mut damaged = bytes.clone();
+        let mut damaged = bytes.to_vec();
         let end = (block + 512).min(bytes.len());
         if damaged[block..end].iter().all(|&byte| byte == 0) {
             continue;
@@ -99,9 +99,9 @@ fn with_field(mut bytes: Vec<u8>, at: usize, value: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_header_that_contradicts_itself_is_refused_though_its_digest_is_right() {
-    let bytes = Sample::new().bytes();
+    let bytes = Sample::bytes();
     let corrupt = |at: usize, value: &[u8]| {
-        let code = verdict(&with_field(bytes.clone(), at, value)).unwrap_err();
+        let code = verdict(&with_field(bytes.to_vec(), at, value)).unwrap_err();
         assert!(["snapshot_corrupt", "snapshot_truncated", "snapshot_newer"].contains(&code), "{at}: {code}");
     };
     for number in [0u32, 1, 2, 5, 7, 8, 0x7fff_ffff, u32::MAX] {
@@ -192,8 +192,8 @@ proptest! {
 
     #[test]
     fn and_two_changes_at_once_are_noticed_as_well(at in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5)) {
-        let bytes = Sample::new().bytes();
-        let mut damaged = bytes.clone();
+        let bytes = Sample::bytes();
+        let mut damaged = bytes.to_vec();
         for (index, value) in at {
             let at = index.index(bytes.len());
             damaged[at] = value;

@@ -84,10 +84,9 @@ fn what_is_too_long_is_not_written() {
 
 #[test]
 fn what_belongs_elsewhere_is_refused_and_the_part_is_named() {
-    let bytes = Sample::new().bytes();
-    let admit = |here: &Identity, kind| {
-        SnapshotFile::of(&bytes[..], Path::new("f")).unwrap().admit(here, kind).map(drop)
-    };
+    let bytes = Sample::bytes();
+    let admit =
+        |here: &Identity, kind| SnapshotFile::of(bytes, Path::new("f")).unwrap().admit(here, kind).map(drop);
     admit(&identity(), StateKind::Qemu).unwrap();
     let others = [
         (identity().with("kernel", "00fe"), "kernel", Some("00ff"), Some("00fe")),
@@ -125,8 +124,8 @@ fn nothing_of_the_memory_is_read_before_the_identity_is_right() {
             self.0.read(buffer, offset)
         }
     }
-    let (bytes, reads) = (Sample::new().bytes(), RefCell::default());
-    let file = SnapshotFile::of(Watched(&bytes, &reads), Path::new("f")).unwrap();
+    let (bytes, reads) = (Sample::bytes(), RefCell::default());
+    let file = SnapshotFile::of(Watched(bytes, &reads), Path::new("f")).unwrap();
     let memory = HEADER..HEADER + file.memory_bytes();
     let error = file.admit(&identity().with("kernel", "other"), StateKind::Qemu).unwrap_err();
     assert_eq!(error.code(), "snapshot_foreign");
@@ -138,7 +137,7 @@ fn nothing_of_the_memory_is_read_before_the_identity_is_right() {
 
 #[test]
 fn a_newer_format_is_said_to_be_one() {
-    let mut bytes = Sample::new().bytes();
+    let mut bytes = Sample::bytes().to_vec();
     bytes[8] = 2;
     bytes[24..56].fill(0);
     let digest = blake3::hash(&bytes[..4096]);
