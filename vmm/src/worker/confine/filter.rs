@@ -195,11 +195,17 @@ fn one_of(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, seccompiler:
     values.iter().map(|value| rule(&[(argument, SeccompCmpOp::Eq, *value)])).collect()
 }
 
+/// Constants that C libraries give different types; both are small.
+#[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
+const FIONBIO: u64 = libc::FIONBIO as u64;
+#[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
+const RLIMIT_AS: u64 = libc::RLIMIT_AS as u64;
+
 fn rules(stage: Stage) -> Result<Rules, seccompiler::BackendError> {
     use SeccompCmpOp::{Eq, MaskedEq};
     let mut rules: Rules = PLAIN.iter().map(|call| (*call, Vec::new())).collect();
     let mut commands: Vec<u64> = KVM_RUNNING.iter().copied().map(u64::from).collect();
-    commands.push(libc::FIONBIO);
+    commands.push(FIONBIO);
     // Memory that is not executable; private, or shared of a descriptor that is there.
     let not_executable = |argument| rule(&[(argument, MaskedEq(number(libc::PROT_EXEC)), 0)]);
     rules.insert(libc::SYS_mmap, vec![not_executable(2)?]);
@@ -231,7 +237,7 @@ fn rules(stage: Stage) -> Result<Rules, seccompiler::BackendError> {
         process_commands.push(number(libc::PR_SET_NO_NEW_PRIVS));
         rules.insert(libc::SYS_seccomp, one_of(0, &[u64::from(libc::SECCOMP_SET_MODE_FILTER)])?);
         // The bound on memory, of this process.
-        rules.insert(libc::SYS_prlimit64, vec![rule(&[(0, Eq, 0), (1, Eq, u64::from(libc::RLIMIT_AS))])?]);
+        rules.insert(libc::SYS_prlimit64, vec![rule(&[(0, Eq, 0), (1, Eq, RLIMIT_AS)])?]);
     }
     rules.insert(libc::SYS_prctl, one_of(0, &process_commands)?);
     rules.insert(libc::SYS_ioctl, one_of(1, &commands)?);
