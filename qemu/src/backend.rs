@@ -1,9 +1,11 @@
 //! The backend: checks once, then launches.
 
-use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use hayfork_vmm::backend::{Accelerator, Backend, BackendError, Capabilities, Machine, MachineSpec, Place};
+use hayfork_vmm::backend::{
+    Accelerator, Backend, BackendError, Capabilities, ImageDigests, Machine, MachineSpec, Place, Template,
+};
 use hayfork_vmm::hypervisor::probe;
 
 use crate::accel::{self, AcceleratorChoice};
@@ -11,6 +13,7 @@ use crate::binary::{self, Binary};
 use crate::command::{DEFAULT_TRANSLATION_BUFFER_MIB, Engine};
 use crate::host_clock::{Reading, khz_since};
 use crate::machine::QemuMachine;
+use crate::{images, saved};
 
 /// How to run QEMU. The default finds everything by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,5 +94,17 @@ impl Backend for Qemu {
         spec.validate()?;
         let Checked { binary, engine, .. } = self.checked()?;
         Ok(Box::new(QemuMachine::launch(&binary, engine, spec)?))
+    }
+
+    fn load(
+        &self,
+        path: &Path,
+        images: &ImageDigests,
+        root_image: Option<&Path>,
+    ) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+        let Checked { binary, engine, .. } = self.checked()?;
+        let root = root_image.map(|path| images::open("root image", path)).transpose()?;
+        let (template, about) = saved::load(path, &binary, engine, images, root)?;
+        Ok((Arc::new(template), about))
     }
 }

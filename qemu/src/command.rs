@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::os::fd::RawFd;
 
 use hayfork_vmm::backend::{AGENT_PORT_NAME, Accelerator, MachineSpec, SECOND_AGENT_PORT_NAME};
+use serde::{Deserialize, Serialize};
 
 /// Size of the buffer for translated code, in MiB. It fills up as the guest runs new code and is thrown away when full,
 /// so it bounds QEMU's private memory (its default is up to 1 GiB), and costs time when too small.
@@ -30,7 +31,7 @@ pub(crate) struct Inherited {
 }
 
 /// Which of the agent's two ports the host is at. The agent sees that its host is another one by finding it at the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Port {
     First,
     Second,

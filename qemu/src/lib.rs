@@ -15,7 +15,8 @@
 //!   `accel` chooses the accelerator, `host_clock` measures what a translated guest must be told, `command` writes the command line.
 //! * `machine` is one guest (its child process is a [`Process`](hayfork_vmm::process::Process)), `images` the files it
 //!   is made of, `footprint` what it costs, `diagnosis` turns an exit into an error.
-//! * `snapshot` keeps a running machine and makes others of it: `qmp` is the conversation with QEMU, `ram` the memory.
+//! * `snapshot` keeps a running machine and makes others of it: `qmp` is the conversation with QEMU, `ram` the memory,
+//!   `saved` their files.
 
 mod accel;
 mod backend;
@@ -28,6 +29,7 @@ mod images;
 mod machine;
 mod qmp;
 mod ram;
+mod saved;
 mod snapshot;
 
 pub use accel::AcceleratorChoice;

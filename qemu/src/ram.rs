@@ -14,7 +14,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
@@ -195,6 +195,23 @@ impl Image {
             SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
         )?;
         Ok(Self(memory))
+    }
+
+    /// Takes memory that was read from a file, and that nobody else has.
+    ///
+    /// # Errors
+    /// It cannot be sealed.
+    pub(crate) fn loaded(memory: OwnedFd) -> io::Result<Self> {
+        Self::seal(Memory { _released: Released::new(&memory), file: memory.into() })
+    }
+
+    /// Where there is content.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub(crate) fn pieces(&self) -> io::Result<Vec<(Range<u64>, BorrowedFd<'_>)>> {
+        let extents = self.0.extents(0..self.0.len()?)?;
+        Ok(extents.into_iter().map(|extent| (extent, self.0.file.as_fd())).collect())
     }
 }
 

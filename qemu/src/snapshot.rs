@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 
 use hayfork_vmm::backend::{BackendError, Machine, Template};
@@ -43,6 +44,7 @@ use crate::command::{Port, Start};
 use crate::machine::{Blueprint, QemuMachine, failed, lock};
 use crate::qmp::{PATIENCE, Qmp, QmpError};
 use crate::ram::{Image, Ram};
+use crate::saved;
 
 /// Largest state taken from QEMU, in bytes.
 const MAX_STATE: u64 = 16 << 20;
@@ -50,12 +52,12 @@ const MAX_STATE: u64 = 16 << 20;
 /// A machine at rest, to make others of.
 #[derive(Debug)]
 pub(crate) struct QemuTemplate {
-    blueprint: Arc<Blueprint>,
+    pub(crate) blueprint: Arc<Blueprint>,
     /// Where the hosts of restored machines are.
-    port: Port,
+    pub(crate) port: Port,
     /// QEMU's migration stream of the devices.
-    state: Vec<u8>,
-    ram: Arc<Image>,
+    pub(crate) state: Vec<u8>,
+    pub(crate) ram: Arc<Image>,
 }
 
 /// Keeps a machine as it is now, and lets it go on.
@@ -160,6 +162,10 @@ impl Template for QemuTemplate {
 
     fn ram(&self) -> u64 {
         u64::from(self.blueprint.spec.memory_mib) << 20
+    }
+
+    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
+        saved::save(self, path, about)
     }
 }
 

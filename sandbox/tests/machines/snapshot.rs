@@ -19,10 +19,10 @@ on_backends! {
     a_guest_is_kept_in_the_midst_of_its_work: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     a_machine_that_has_ended_cannot_be_kept: qemu monitor worker;
     pages_that_are_made_ahead_are_those_that_a_clone_uses: monitor worker;
-    a_saved_machine_goes_on_in_another_process: monitor monitor_2_vcpus worker;
-    a_clone_s_clone_is_saved_whole: monitor worker;
-    a_damaged_file_gives_no_machine: monitor worker;
-    a_file_of_other_images_gives_no_machine: monitor worker;
+    a_saved_machine_goes_on_in_another_process: qemu qemu_2_vcpus monitor monitor_2_vcpus worker;
+    a_clone_s_clone_is_saved_whole: qemu monitor worker;
+    a_damaged_file_gives_no_machine: qemu monitor worker;
+    a_file_of_other_images_gives_no_machine: qemu monitor worker;
 }
 
 fn restore(template: &Arc<dyn Template>) -> (Box<dyn Machine>, Client) {
