@@ -32,7 +32,7 @@ use crate::reaper::Slot;
 use crate::sandbox::Sandbox;
 use crate::snapshot::Snapshot;
 use crate::start::{RunsOn, Shape};
-use crate::store::{Lock, own_folder};
+use crate::store::{Lock, own_folder, remove_dead_locks};
 
 /// Environment variable: the folder of paused sandboxes.
 pub const ENVIRONMENT: &str = "HAYFORK_PAUSED_DIR";
@@ -222,6 +222,7 @@ impl engine::Inner {
             })?;
         own_folder(&folder)
             .and_then(|()| remove_leftovers(&folder))
+            .and_then(|_| remove_dead_locks(&folder))
             .map_err(|error| Error::io("the folder of paused sandboxes cannot be used", error))?;
         Ok(folder)
     }

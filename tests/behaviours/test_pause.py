@@ -192,3 +192,31 @@ def test_async():
         await there[0].kill()
 
     asyncio.run(run())
+
+
+PAUSING = """
+import hayfork
+
+sandbox = hayfork.Sandbox.create(language="shell")
+sandbox.run_code("x=42")
+print("pausing", flush=True)
+print(sandbox.pause(), flush=True)
+"""
+
+
+def test_a_process_that_is_killed_while_it_pauses_leaves_nothing_or_all_of_it():
+    folder = os.environ["HAYFORK_PAUSED_DIR"]
+    whole = 0
+    for round_ in range(8):
+        with subprocess.Popen([sys.executable, "-c", PAUSING], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout.readline() == "pausing\n"
+            time.sleep(round_ * 0.06)
+            child.kill()
+        paused = hayfork.Sandbox.list_paused()
+        # Leftovers of the dead are gone by now.
+        assert sorted(os.listdir(folder)) == [f"{entry.sandbox_id}.sandbox" for entry in paused]
+        for entry in paused:
+            with hayfork.Sandbox.resume(entry.sandbox_id) as resumed:
+                assert resumed.run_code("echo $x").stdout == "42\n"
+            whole += 1
+    print(f"{whole} of 8 were paused before they were killed")

@@ -98,9 +98,8 @@ impl Store {
     pub fn open(folder: &Path, most: u64) -> io::Result<Self> {
         own_folder(folder)?;
         remove_leftovers(folder)?;
-        let this = Self { folder: folder.to_path_buf(), most };
-        this.remove_dead_locks()?;
-        Ok(this)
+        remove_dead_locks(folder)?;
+        Ok(Self { folder: folder.to_path_buf(), most })
     }
 
     /// The folder.
@@ -189,21 +188,6 @@ impl Store {
         };
         folder.flatten().filter_map(entry).collect()
     }
-
-    fn remove_dead_locks(&self) -> io::Result<()> {
-        for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if !(name.starts_with('.') && name.ends_with(LOCK)) {
-                continue;
-            }
-            let Ok(file) = open_lock(&path, false) else { continue };
-            if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                let _ = fs::remove_file(&path);
-            }
-        }
-        Ok(())
-    }
 }
 
 struct Entry {
@@ -237,6 +221,25 @@ impl Drop for Lock {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// Removes the locks of a folder whose owners have died.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(crate) fn remove_dead_locks(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if !(name.starts_with('.') && name.ends_with(LOCK)) {
+            continue;
+        }
+        let Ok(file) = open_lock(&path, false) else { continue };
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = fs::remove_file(&path);
+        }
+    }
+    Ok(())
 }
 
 fn open_lock(path: &Path, create: bool) -> io::Result<File> {
