@@ -17,7 +17,7 @@
 //!
 //! # One machine in each
 //! The boundary is then that of a machine, and the end of a worker is the end of no other. What that costs was measured
-//! (`sandbox/examples/worker_figures.rs`): see `docs/design.md`.
+//! (`sandbox/examples/isolation_figures.rs`): see `docs/design.md`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -35,6 +35,8 @@ mod find;
 mod machine;
 pub mod packet;
 mod serve;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod wire;
 
 use std::path::{Path, PathBuf};

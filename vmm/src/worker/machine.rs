@@ -158,10 +158,9 @@ impl WorkerMachine {
         self.report.get_or_init(|| report).clone()
     }
 
-    /// The console, asked for now.
-    fn ask_console(&self, patience: Duration) {
-        if let Ok((Answer::ConsoleTail(text), _)) = self.ask(&Request::ConsoleTail, patience) {
-            *self.console.lock().unwrap_or_else(PoisonError::into_inner) = safe(&text);
+    fn keep_console(&self, answer: &Answer) {
+        if let Answer::ConsoleTail(text) = answer {
+            *self.console.lock().unwrap_or_else(PoisonError::into_inner) = safe(text);
         }
     }
 }
@@ -211,7 +210,9 @@ impl BackendMachine for WorkerMachine {
         if let Some(report) = self.try_exit() {
             return report.console_tail;
         }
-        self.ask_console(PATIENCE);
+        if let Ok((answer, _)) = self.ask(&Request::ConsoleTail, PATIENCE) {
+            self.keep_console(&answer);
+        }
         self.report.get().map_or_else(|| self.last_console(), |report| report.console_tail.clone())
     }
 
@@ -219,11 +220,18 @@ impl BackendMachine for WorkerMachine {
         if !self.is_ours() {
             return Err(BackendError::ForkedProcess);
         }
-        if self.try_exit().is_none() {
-            self.ask_console(LAST_PATIENCE);
+        // How it has ended by itself counts.
+        let has_ended = self.try_exit().is_some();
+        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
+        // What it said last is for the report. A worker that does not answer any more is about to go anyway.
+        if !has_ended
+            && let Ok((answer, _)) = child.ask(&Request::ConsoleTail, &[], Instant::now() + LAST_PATIENCE)
+        {
+            self.keep_console(&answer);
         }
         let stuck = BackendError::StuckProcess { pid: self.pid, after: KILL_TIME };
-        let Some(status) = self.child().kill() else { return Err(stuck) };
+        let Some(status) = child.kill() else { return Err(stuck) };
+        drop(child);
         if let Some(report) = self.report.get() {
             return Ok(report.clone());
         }

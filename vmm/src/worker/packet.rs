@@ -99,16 +99,25 @@ pub(super) fn send(
     if bytes.len() <= MOST_INLINE {
         return send_packet(socket, &[&[INLINE], &bytes], descriptors, deadline);
     }
-    let memory =
-        File::from(memfd_create("hayfork-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-    memory.write_all_at(&bytes, 0)?;
-    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let memory = memory_of(&bytes, true)?;
     let mut all = vec![memory.as_fd()];
     all.extend_from_slice(descriptors);
     send_packet(socket, &[&[IN_MEMORY], &(bytes.len() as u64).to_le_bytes()], &all, deadline)
 }
 
-fn send_packet(
+/// Memory with these bytes.
+pub(super) fn memory_of(bytes: &[u8], sealed: bool) -> Result<OwnedFd, PacketError> {
+    let memory =
+        File::from(memfd_create("hayfork-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    memory.write_all_at(bytes, 0)?;
+    if sealed {
+        let all = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&memory, all)?;
+    }
+    Ok(memory.into())
+}
+
+pub(super) fn send_packet(
     socket: BorrowedFd<'_>,
     parts: &[&[u8]],
     descriptors: &[BorrowedFd<'_>],
@@ -155,7 +164,10 @@ pub(super) fn receive<M: DeserializeOwned>(
     Ok((decode(&bytes)?, descriptors))
 }
 
-fn receive_bytes(socket: BorrowedFd<'_>, take: Take) -> Result<(Vec<u8>, Vec<OwnedFd>), PacketError> {
+pub(super) fn receive_bytes(
+    socket: BorrowedFd<'_>,
+    take: Take,
+) -> Result<(Vec<u8>, Vec<OwnedFd>), PacketError> {
     let mut buffer = vec![0; MOST_INLINE + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS + 1))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);

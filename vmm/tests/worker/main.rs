@@ -6,4 +6,10 @@
 #![allow(clippy::unwrap_used)] // Its helpers are part of tests.
 
 mod confinement;
+mod fake;
+#[path = "../host/mod.rs"]
+mod host;
+mod life;
+#[path = "../tiny/mod.rs"]
+mod tiny;
 mod unsafe_calls;
