@@ -22,11 +22,7 @@ const ID: &str = "HAYFORK_TEST_PAUSED_ID";
 const FOLDER: &str = "HAYFORK_TEST_PAUSED_FOLDER";
 
 fn engine(folder: &Path) -> Engine {
-    let options = EngineOptions {
-        backend: std::env::var("HAYFORK_BACKEND").ok(),
-        paused: Some(folder.to_path_buf()),
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { paused: Some(folder.to_path_buf()), ..common::options() };
     Engine::new(options).unwrap()
 }
 

@@ -133,12 +133,7 @@ fn boots_in_a_row() {
     // What an idle host carries out in that time for the rig, whose clock counts instructions; a busy one takes longer.
     const LIMIT_IN_THE_RIG: Duration = Duration::from_secs(1);
     let boots = if in_the_rig() { 20 } else { 3 };
-    let engine = Engine::new(EngineOptions {
-        backend: std::env::var("HAYFORK_BACKEND").ok(),
-        boot_timeout: LIMIT,
-        ..EngineOptions::default()
-    })
-    .unwrap();
+    let engine = Engine::new(EngineOptions { boot_timeout: LIMIT, ..common::options() }).unwrap();
     let languages = [Language::Python, Language::JavaScript, Language::Shell];
     block_on(&engine, async {
         for (number, language) in (1..=boots).zip(languages.into_iter().cycle()) {

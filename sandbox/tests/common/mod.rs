@@ -1,6 +1,9 @@
 //! What the tests with real guests share.
 #![allow(dead_code)] // each test file uses a part of it
 
+#[path = "../../../vmm/tests/host/program.rs"]
+mod program;
+
 use std::future::Future;
 use std::time::Duration;
 
@@ -11,16 +14,26 @@ use hayfork_sandbox::{
 /// An engine with the image set that `HAYFORK_IMAGES_DIR`, or the cache, holds, on the backend that `HAYFORK_BACKEND`
 /// names. Without images the tests fail: they would prove nothing.
 pub(crate) fn engine() -> Engine {
-    engine_on(std::env::var("HAYFORK_BACKEND").ok())
+    engine_of(options())
+}
+
+/// Options of such an engine: backend and isolation are those that `HAYFORK_BACKEND` and `HAYFORK_ISOLATION` name.
+pub(crate) fn options() -> EngineOptions {
+    let isolation = std::env::var("HAYFORK_ISOLATION").ok().filter(|name| !name.is_empty());
+    EngineOptions {
+        backend: std::env::var("HAYFORK_BACKEND").ok(),
+        worker: (isolation.as_deref() == Some("worker")).then(program::worker),
+        isolation,
+        ..EngineOptions::default()
+    }
 }
 
 /// An engine on QEMU, for what is about its process.
 pub(crate) fn qemu() -> Engine {
-    engine_on(Some("qemu".into()))
+    engine_of(EngineOptions { backend: Some("qemu".into()), ..EngineOptions::default() })
 }
 
-fn engine_on(backend: Option<String>) -> Engine {
-    let options = EngineOptions { backend, ..EngineOptions::default() };
+fn engine_of(options: EngineOptions) -> Engine {
     let engine = Engine::new(options).expect("an engine needs no more than threads");
     if let Err(error) = engine.images() {
         panic!("these tests need an image set (make images, or HAYFORK_IMAGES_DIR): {error}");

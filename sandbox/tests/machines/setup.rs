@@ -74,7 +74,7 @@ impl Setup {
         use hayfork_vmm::backend::BackendError;
         use hayfork_vmm::hypervisor::probe::{Verdict, probe};
 
-        if !is_wanted("monitor") {
+        if !is_wanted("monitor") || !is_wanted_in(place) {
             return None;
         }
         let backend: Box<dyn Backend> = match place {
@@ -130,30 +130,11 @@ impl Setup {
     }
 }
 
-/// Workers with the program that belongs to these tests: cargo builds programs of other packages only when it is told to.
+/// Workers with the program that belongs to these tests.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn workers() -> hayfork_vmm::worker::Workers {
-    use std::path::Path;
-    use std::process::Command;
-
-    use hayfork_vmm::worker::{BINARY_NAME, BINARY_VARIABLE, Workers, WorkersOptions};
-
-    static BUILT: std::sync::Once = std::sync::Once::new();
-
-    if std::env::var_os(BINARY_VARIABLE).is_some() {
-        return Workers::default();
-    }
-    BUILT.call_once(|| {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--package", "hayfork-vmm", "--bin", BINARY_NAME, "--manifest-path"])
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
-            .status();
-        assert!(built.is_ok_and(|status| status.success()), "{BINARY_NAME} does not compile");
-    });
-    let program = std::env::current_exe().unwrap();
-    let binary = program.ancestors().nth(2).unwrap().join(BINARY_NAME);
-    Workers::new(WorkersOptions { binary: Some(binary) })
+    use hayfork_vmm::worker::{Workers, WorkersOptions};
+    Workers::new(WorkersOptions { binary: Some(crate::host::program::worker()) })
 }
 
 /// Whether the backend of this name is to be tested: unless `HAYFORK_BACKEND` names another.
@@ -161,6 +142,18 @@ fn is_wanted(name: &str) -> bool {
     match std::env::var("HAYFORK_BACKEND") {
         Ok(wanted) if !matches!(wanted.as_str(), "" | "auto") && wanted != name => {
             println!("skipped: HAYFORK_BACKEND is {wanted}");
+            false
+        }
+        _ => true,
+    }
+}
+
+/// Whether the monitor is to be tested there: unless `HAYFORK_ISOLATION` names another place.
+fn is_wanted_in(place: Place) -> bool {
+    let name = if place == Place::Worker { "worker" } else { "process" };
+    match std::env::var("HAYFORK_ISOLATION") {
+        Ok(wanted) if !wanted.is_empty() && wanted != name => {
+            println!("skipped: HAYFORK_ISOLATION is {wanted}");
             false
         }
         _ => true,

@@ -63,10 +63,8 @@ pub fn examine(bytes: &[u8]) -> bool {
         let again = packet::encode(&request).and_then(|bytes| packet::decode::<Request>(&bytes));
         assert!(again.is_ok_and(|again| again == request));
         match request {
-            Request::Launch(launch) => {
-                if launch.validate().is_ok() {
-                    assert!(launch.ram > 0 && launch.kernel_entry < launch.kernel_end);
-                }
+            Request::Launch(launch) if launch.validate().is_ok() => {
+                assert!(launch.ram > 0 && launch.kernel_entry < launch.kernel_end);
             }
             Request::Restore(restore) => {
                 let _ = restore.validate(RAM);

@@ -2,6 +2,7 @@
 //! its path.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub(crate) mod program;
 pub(crate) mod unsafe_process;
 
 use std::process::Command;

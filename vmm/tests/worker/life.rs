@@ -206,7 +206,7 @@ fn many_lives_leave_nothing_behind() {
         let spec = host.spec("kernel", &beats());
         let ending = host.spec("ending", &says());
         let one_life = |number: u8| {
-            let mut machine = workers.launch(if number % 2 == 0 { &spec } else { &ending }).unwrap();
+            let mut machine = workers.launch(if number.is_multiple_of(2) { &spec } else { &ending }).unwrap();
             match number % 4 {
                 0 => drop(machine),
                 2 => assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed),

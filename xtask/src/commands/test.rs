@@ -25,6 +25,9 @@ use crate::{host_drivers, process, python, rig};
 /// The variable that names the backend for engines that are not told another.
 const BACKEND: &str = "HAYFORK_BACKEND";
 
+/// The variable that says where the monitor runs machines.
+const ISOLATION: &str = "HAYFORK_ISOLATION";
+
 /// Set up and run all tests.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -77,18 +80,18 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     if wanted(Layer::Guest) || wanted(Layer::Behaviours) {
         let set = images::needed()?;
-        for (turn, backend) in backends().into_iter().enumerate() {
+        for (turn, (backend, isolation)) in backends().into_iter().enumerate() {
             if wanted(Layer::Guest) {
                 // Tests of what is not behind the choice of a backend run once.
                 let mut command = cargo_test(true, if turn == 0 { None } else { Some("hayfork-sandbox") });
-                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend);
-                runner(&context, &mut tally, &format!("guest: {backend}"), &mut command)?;
+                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend).env(ISOLATION, isolation);
+                runner(&context, &mut tally, &format!("guest: {backend}, {isolation}"), &mut command)?;
             }
             if wanted(Layer::Behaviours) {
                 let mut command = Command::new(bin.join("pytest"));
                 command.args(["-q", "--reruns", "1", "tests/behaviours"]);
-                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend);
-                runner(&context, &mut tally, &format!("behaviours: {backend}"), &mut command)?;
+                command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend).env(ISOLATION, isolation);
+                runner(&context, &mut tally, &format!("behaviours: {backend}, {isolation}"), &mut command)?;
             }
         }
     }
@@ -99,12 +102,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What the backends of this host are called: tests with guests run on each of them.
-fn backends() -> Vec<&'static str> {
+/// What the backends of this host are called, and where they run machines: tests with guests run on each of them.
+fn backends() -> Vec<(&'static str, &'static str)> {
     let verdict = probe().verdict;
-    let mut all = vec!["qemu"];
+    let mut all = vec![("qemu", "process")];
     if matches!(verdict, Verdict::Hardware { .. } | Verdict::KvmPvm { .. }) {
-        all.push("monitor");
+        all.extend([("monitor", "process"), ("monitor", "worker")]);
     } else {
         println!("\nnothing runs on the monitor: {verdict}");
     }

@@ -129,3 +129,14 @@ fn refused_messages_leave_no_descriptor_open() {
     // The end comes only when nobody has the writing end.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
 }
+
+#[test]
+fn every_sample_of_the_fuzz_target_is_a_message() {
+    let samples = crate::worker::testing::samples().unwrap();
+    assert!(samples.iter().all(|sample| crate::worker::testing::examine(sample)));
+    let inline = crate::worker::testing::receive(&[&[INLINE], &samples[0][..]].concat(), None, false);
+    assert_eq!(inline.unwrap(), samples[0]);
+    let header = [&[IN_MEMORY], &(samples[0].len() as u64).to_le_bytes()[..]].concat();
+    assert_eq!(crate::worker::testing::receive(&header, Some(&samples[0]), true).unwrap(), samples[0]);
+    assert!(crate::worker::testing::receive(&header, Some(&samples[0]), false).is_err());
+}
