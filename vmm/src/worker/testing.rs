@@ -46,7 +46,7 @@ pub fn samples() -> Result<Vec<Vec<u8>>, PacketError> {
         Answer::ConsoleTail("said".into()),
         Answer::HostMemory(Some((1, 2, 3))),
         Answer::Captured(vec![2; 20]),
-        Answer::Written(pages),
+        Answer::WorkingSet(pages),
         Answer::Failed(failure),
     ] {
         all.push(packet::encode(&answer)?);
@@ -76,7 +76,7 @@ pub fn examine(bytes: &[u8]) -> bool {
     if let Ok(answer) = packet::decode::<Answer>(bytes) {
         any = true;
         if answer.validate(RAM).is_ok()
-            && let Answer::Written(pages) = &answer
+            && let Answer::WorkingSet(pages) = &answer
         {
             assert!(pages.iter().all(|range| range.start < range.end && range.end <= RAM + (1 << 30)));
         }

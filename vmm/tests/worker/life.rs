@@ -108,7 +108,7 @@ fn a_worker_s_death_ends_its_machine_and_no_other() {
     assert!(report.console_tail.contains("beat"), "what it said last was asked for before");
     assert_eq!(one.boot_failure(Duration::ZERO).code(), "vm_exited");
     assert_eq!(one.capture().err().unwrap().code(), "vm_exited");
-    assert!(one.host_memory().is_none() && one.written().is_empty() && one.process_id().is_none());
+    assert!(one.host_memory().is_none() && one.working_set().is_empty() && one.process_id().is_none());
     let beats = other.console_tail().len();
     wait_for(PATIENCE, "a beat of the other", || other.console_tail().len() > beats);
     assert_eq!(other.kill().unwrap().kind, ExitKind::Killed);
@@ -270,7 +270,7 @@ fn a_worker_that_a_guest_has_taken_over_gets_nowhere() {
     for role in ["bad-ranges", "bad-answer"] {
         let machine = launch(role).unwrap();
         let pid = machine.process_id().unwrap();
-        assert!(machine.written().is_empty(), "{role}");
+        assert!(machine.working_set().is_empty(), "{role}");
         let report = machine.wait(Some(PATIENCE)).expect("it was killed");
         assert_eq!(report.kind, ExitKind::Crashed, "{role}");
         assert!(!is_alive(pid), "{role}");
