@@ -1,9 +1,11 @@
 //! The engine that the package uses, one per process and set of options.
 
 use std::path::PathBuf;
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
-use hayfork_sandbox::{Engine as Inner, EngineOptions, Env, Paused, ResumeOptions, Resumed, SandboxOptions};
+use hayfork_sandbox::{
+    Engine as Inner, EngineOptions, Env, Paused, ResumeOptions, Resumed, SandboxOptions, WarmOptions,
+};
 use pyo3::prelude::*;
 
 use crate::call::Call;
@@ -25,21 +27,23 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (*, images=None, backend=None, isolation=None, qemu=None, worker=None))]
+    #[pyo3(signature = (*, images=None, backend=None, isolation=None, qemu=None, worker=None, templates=true))]
     fn new(
         images: Option<PathBuf>,
         backend: Option<String>,
         isolation: Option<String>,
         qemu: Option<PathBuf>,
         worker: Option<PathBuf>,
+        templates: bool,
     ) -> PyResult<Self> {
-        let options = EngineOptions { images, backend, isolation, qemu, worker, ..EngineOptions::default() };
+        let options =
+            EngineOptions { images, backend, isolation, qemu, worker, templates, ..EngineOptions::default() };
         let inner = Inner::new(options).map_err(|error| to_python(&error))?;
         let runtime = Runtime::new(inner.runtime().clone());
         Ok(Self { inner, runtime })
     }
 
-    #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, boot_timeout, env, name, grant_root))]
+    #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, boot_timeout, env, name, grant_root, fresh_boot))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
     fn create(
         &self,
@@ -51,6 +55,7 @@ impl Engine {
         env: Env,
         name: Option<String>,
         grant_root: bool,
+        fresh_boot: bool,
     ) -> PyResult<Call> {
         let mut options = SandboxOptions::new(self::language(language)?);
         options.memory_mib = memory_mb;
@@ -60,12 +65,33 @@ impl Engine {
         options.env = env;
         options.name = name;
         options.grant_root = grant_root;
+        options.fresh_boot = fresh_boot;
         let engine = self.inner.clone();
         let runtime = self.runtime.clone();
         Ok(Call::spawn(&self.runtime, async move {
             let inner = engine.create(options).await?;
             Ok(Value::Sandbox(Sandbox { inner, runtime }))
         }))
+    }
+
+    /// Keeps that many machines of a kind ready.
+    #[pyo3(signature = (*, language, memory_mb, cpus, count))]
+    fn keep_warm(
+        &self,
+        language: &str,
+        memory_mb: Option<u32>,
+        cpus: Option<u8>,
+        count: usize,
+    ) -> PyResult<()> {
+        let options = WarmOptions { language: self::language(language)?, memory_mib: memory_mb, cpus, count };
+        self.inner.keep_warm(options).map_err(|error| to_python(&error))
+    }
+
+    /// Whether all of them are there within that many seconds.
+    fn wait_warm(&self, timeout: f64) -> PyResult<Call> {
+        let limit = duration(Some(timeout))?.unwrap_or(Duration::MAX);
+        let engine = self.inner.clone();
+        Ok(Call::spawn(&self.runtime, async move { engine.wait_warm(limit).await.map(Value::Truth) }))
     }
 
     /// The sandbox, and the note that was kept with it.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hayfork_sandbox::{
-    CommandOptions, Env, ExecuteOptions, Keep, Language, OutputLimit, Sandbox as Inner, StdinMode, User,
+    CommandOptions, Env, ExecuteOptions, Keep, Language, OutputLimit, Sandbox as Inner, StartedFrom,
+    StdinMode, User,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -109,6 +110,14 @@ impl Sandbox {
         dict.set_item("isolation", boot.isolation.code())?;
         dict.set_item("isolates", boot.isolation.description())?;
         dict.set_item("place", boot.place.name())?;
+        dict.set_item(
+            "made_from",
+            match boot.from {
+                StartedFrom::Template => "template",
+                StartedFrom::Pool => "pool",
+                _ => "boot",
+            },
+        )?;
         dict.set_item("fallback", boot.fallback)?;
         Ok(dict.unbind())
     }

@@ -10,6 +10,7 @@ use crate::sandbox::{Sandbox, Snapshot};
 pub(crate) enum Value {
     None,
     Number(u64),
+    Truth(bool),
     Text(String),
     Bytes(Vec<u8>),
     Sandbox(Sandbox),
@@ -29,6 +30,7 @@ impl Value {
         Ok(match self {
             Self::None => py.None(),
             Self::Number(number) => number.into_pyobject(py)?.into_any().unbind(),
+            Self::Truth(truth) => truth.into_pyobject(py)?.to_owned().into_any().unbind(),
             Self::Text(text) => text.into_pyobject(py)?.into_any().unbind(),
             Self::Bytes(bytes) => PyBytes::new(py, &bytes).into_any().unbind(),
             Self::Sandbox(sandbox) => Py::new(py, sandbox)?.into_any(),

@@ -71,6 +71,7 @@ from hayfork.models import (
     Timings,
 )
 from hayfork.oneshot import arun, run
+from hayfork.pool import WarmPool
 from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox, Snapshot
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ __all__ = [
     "VmQemuCrashError",
     "VmTimeoutError",
     "VmTransientError",
+    "WarmPool",
     "__version__",
     "arun",
     "configure_logging",

@@ -47,7 +47,12 @@ def engine(
         if found is None:
             try:
                 found = Engine(
-                    images=folder, backend=backend, isolation=isolation, qemu=qemu, worker=_packaged_worker()
+                    images=folder,
+                    backend=backend,
+                    isolation=isolation,
+                    qemu=qemu,
+                    worker=_packaged_worker(),
+                    templates=os.environ.get("HAYFORK_TEMPLATES") != "off",
                 )
             except NativeError as error:
                 raise errors.from_code(*error.args) from None

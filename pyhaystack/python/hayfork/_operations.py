@@ -97,6 +97,20 @@ def _text(name: str, value: object) -> str:
     return value
 
 
+def languages_of_images(images: str | os.PathLike[str] | None, backend: str | None, isolation: str | None) -> list[str]:
+    """List the languages that the image set has."""
+    try:
+        _, manifest = engine(images=images, backend=backend, isolation=isolation).images()
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
+    return [language for language in LANGUAGES if language in json.loads(manifest)["images"]]
+
+
+def machine_kind(language: str, memory_mb: int | None, cpus: int) -> tuple[str, int | None, int]:
+    """Check what VMs have in common that can stand for each other."""
+    return (language_name(language), _whole("memory_mb", memory_mb, 1 << 20), _whole("cpus", cpus, 255) or 1)
+
+
 def create(
     *,
     language: str,
@@ -110,6 +124,7 @@ def create(
     backend: str | None,
     isolation: str | None,
     images: str | os.PathLike[str] | None,
+    fresh_boot: bool = False,
 ) -> Operation[_native.Sandbox]:
     """Start a sandbox."""
     call = engine(images=images, backend=backend, isolation=isolation).create(
@@ -121,6 +136,7 @@ def create(
         env=env_list(env),
         name=name,
         grant_root=allow_root,
+        fresh_boot=fresh_boot,
     )
     sandbox: _native.Sandbox = yield call
     return sandbox
@@ -221,6 +237,7 @@ def runs_on(sandbox: _native.Sandbox) -> RunsOn:
         isolation=boot["isolation"],
         isolates=boot["isolates"],
         place=boot["place"],
+        made_from=boot["made_from"],
         fallback=boot["fallback"],
     )
 

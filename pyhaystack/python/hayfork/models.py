@@ -55,6 +55,8 @@ class RunsOn:
             code can reach the guest's kernel, so that the virtual machine is the only wall.
         isolates: The same in a sentence.
         place: The process that it runs in: `"process"`, this one; `"worker"` or `"qemu"`, one of its own.
+        made_from: What its VM was made of: it booted (`"boot"`), was restored from a snapshot or from the template of
+            its language (`"template"`), or was kept ready (`"pool"`).
         fallback: Why the monitor does not run it, if the choice was hayfork's and fell on another backend.
     """
 
@@ -64,6 +66,7 @@ class RunsOn:
     isolation: str = ""
     isolates: str = ""
     place: str = ""
+    made_from: str = ""
     fallback: str | None = None
 
     def __str__(self) -> str:

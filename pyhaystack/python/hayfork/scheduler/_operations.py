@@ -13,6 +13,7 @@ from hayfork import _operations as operations
 from hayfork._calls import Operation
 from hayfork._execution import Callbacks, Collector, follow
 from hayfork.models import Execution
+from hayfork.pool import WarmPool
 from hayfork.scheduler.models import (
     ExecutionResult,
     FileInfo,
@@ -52,7 +53,6 @@ def check(
         allow_network=allow_network,
         allowed_domains=allowed_domains,
         expose_ports=expose_ports,
-        warm_pool_size=config.warm_pool_size,
     )
     return name, memory
 
@@ -66,7 +66,7 @@ def check_timeout(config: SchedulerConfig, timeout_seconds: int | None) -> int:
 
 
 def create(
-    config: SchedulerConfig, language: str, memory: int, idle_timeout: float | None
+    config: SchedulerConfig, language: str, memory: int, idle_timeout: float | None, *, fresh_boot: bool
 ) -> Operation[_native.Sandbox]:
     """Start the VM of a run or a session."""
     return operations.create(
@@ -81,6 +81,7 @@ def create(
         backend=config.backend,
         isolation=config.isolation,
         images=config.images_dir,
+        fresh_boot=fresh_boot,
     )
 
 
@@ -143,6 +144,8 @@ def result(execution: Execution, timeout: int, total: float) -> ExecutionResult:
         backend=execution.runs_on.backend,
         kernel=execution.runs_on.kernel,
         isolation=execution.runs_on.isolation,
+        warm_pool_hit=execution.runs_on.made_from == "pool",
+        l1_cache_hit=execution.runs_on.made_from == "template",
     )
 
 
@@ -161,7 +164,8 @@ def run(
     """Run code in a VM of its own."""
     began = time.monotonic()
     operations.check_code(code)
-    native = yield from create(config, language, memory, None)
+    # The console's lines are those of a boot.
+    native = yield from create(config, language, memory, None, fresh_boot=on_boot_log is not None)
     try:
         tell_boot_log(native, on_boot_log)
         booted = time.monotonic()
@@ -181,6 +185,29 @@ def run(
         qemu_fork_ms=_ms(float(native.boot()["launch"])),
     )
     return done.model_copy(update={"timing": timing})
+
+
+def warm_pools(config: SchedulerConfig) -> list[WarmPool]:
+    """Keep VMs ready as the configuration says."""
+    if not config.warm_pool_size:
+        return []
+    pools = []
+    try:
+        for language in operations.languages_of_images(config.images_dir, config.backend, config.isolation):
+            pool = WarmPool(
+                config.warm_pool_size,
+                language=language,
+                memory_mb=config.default_memory_mb,
+                backend=config.backend,
+                isolation=config.isolation,
+                images=config.images_dir,
+            )
+            pools.append(pool)
+    except BaseException:
+        for pool in pools:
+            pool.close()
+        raise
+    return pools
 
 
 def tell_boot_log(native: _native.Sandbox, on_boot_log: OnText) -> None:

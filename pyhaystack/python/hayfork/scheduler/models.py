@@ -21,7 +21,7 @@ class SchedulerConfig(BaseModel):
     """Configuration of a scheduler. Fields that hayfork has no use for are kept, so that a config loads.
 
     Attributes:
-        warm_pool_size: VMs that are kept ready for each language; this version has no pool and takes only 0.
+        warm_pool_size: VMs that are kept ready for each language of the image set.
         default_memory_mb: Memory of a VM in MiB, unless asked for otherwise.
         default_timeout_seconds: Seconds that an execution may take, unless asked for otherwise.
         session_idle_timeout_seconds: Seconds without use after which a session closes.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from hayfork import errors
 from hayfork._calls import run_async, run_blocking
+from hayfork.pool import WarmPool
 from hayfork.scheduler import _operations as operations
 from hayfork.scheduler.models import ExecutionResult, Language, PortMapping, SchedulerConfig
 from hayfork.scheduler.session import Session, SyncSession
+
+_log = logging.getLogger("hayfork")
 
 
 class _Base:
@@ -18,11 +22,26 @@ class _Base:
         self.config = config or SchedulerConfig()
         self._entered = False
         self._sessions: list[Any] = []
+        self._pools: list[WarmPool] = []
 
     def _begin(self) -> None:
         if self._entered:
             raise errors.SandboxError("the scheduler is in use already", remedy="Make another one.")
+        self._pools = operations.warm_pools(self.config)
         self._entered = True
+
+    def _end(self) -> list[Any]:
+        self._entered = False
+        for pool in self._pools:
+            pool.close()
+        self._pools = []
+        sessions, self._sessions = self._sessions, []
+        return sessions
+
+    @staticmethod
+    def _note_pool(ready: bool, timeout: float) -> None:
+        if not ready:
+            _log.warning("the warm pool is not full after %g s", timeout)
 
     def _check_entered(self) -> None:
         if not self._entered:
@@ -46,14 +65,18 @@ class Scheduler(_Base):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._entered = False
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
+        for session in self._end():
             await session.close()
 
     async def wait_pool_ready(self, timeout: float = 120) -> None:
-        """Return at once: this version has no warm pool."""
-        del timeout
+        """Wait until the VMs of the warm pool are there; if they are not in time, the log says so.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        self._check_entered()
+        for pool in self._pools[:1]:  # one waits for all
+            self._note_pool(await pool.wait_async(timeout), timeout)
 
     async def run(
         self,
@@ -160,7 +183,9 @@ class Scheduler(_Base):
             expose_ports=expose_ports,
         )
         idle = self.config.session_idle_timeout_seconds if idle_timeout_seconds is None else idle_timeout_seconds
-        native = await run_async(operations.create(self.config, name, memory, float(idle)))
+        native = await run_async(
+            operations.create(self.config, name, memory, float(idle), fresh_boot=on_boot_log is not None)
+        )
         operations.tell_boot_log(native, on_boot_log)
         session = Session(native, self.config)
         self._sessions = [s for s in self._sessions if not s.closed]
@@ -185,14 +210,18 @@ class SyncScheduler(_Base):
         exc_val: BaseException | None,
         exc_tb: TracebackType | None,
     ) -> None:
-        self._entered = False
-        sessions, self._sessions = self._sessions, []
-        for session in sessions:
+        for session in self._end():
             session.close()
 
     def wait_pool_ready(self, timeout: float = 120) -> None:
-        """Return at once: this version has no warm pool."""
-        del timeout
+        """Wait until the VMs of the warm pool are there; if they are not in time, the log says so.
+
+        Args:
+            timeout: Seconds to wait at most.
+        """
+        self._check_entered()
+        for pool in self._pools[:1]:  # one waits for all
+            self._note_pool(pool.wait(timeout), timeout)
 
     def run(
         self,
@@ -299,7 +328,9 @@ class SyncScheduler(_Base):
             expose_ports=expose_ports,
         )
         idle = self.config.session_idle_timeout_seconds if idle_timeout_seconds is None else idle_timeout_seconds
-        native = run_blocking(operations.create(self.config, name, memory, float(idle)))
+        native = run_blocking(
+            operations.create(self.config, name, memory, float(idle), fresh_boot=on_boot_log is not None)
+        )
         operations.tell_boot_log(native, on_boot_log)
         session = SyncSession(native, self.config)
         self._sessions = [s for s in self._sessions if not s.closed]
