@@ -204,7 +204,7 @@ async fn sustained(engine: &Engine, callers: usize) -> Result<(), Error> {
 /// Processor time of this process so far, its guests' included.
 fn processor() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
 }
 
 /// Memory that the host can give, in KiB.

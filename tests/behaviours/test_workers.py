@@ -147,7 +147,12 @@ def test_sigkill_of_this_process_leaves_none():
         print("up", flush=True)
         signal.pause()
     """
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HAYFORK_TEMPLATES": "off"},  # whose making has workers too
+    )
     try:
         assert process.stdout.readline() == "up\n"
         theirs = workers(process.pid)

@@ -24,13 +24,15 @@ pub(crate) fn options() -> EngineOptions {
         backend: std::env::var("HAYFORK_BACKEND").ok(),
         worker: (isolation.as_deref() == Some("worker")).then(program::worker),
         isolation,
+        // No machine but those that a test asks for.
+        templates: false,
         ..EngineOptions::default()
     }
 }
 
 /// An engine on QEMU, for what is about its process.
 pub(crate) fn qemu() -> Engine {
-    engine_of(EngineOptions { backend: Some("qemu".into()), ..EngineOptions::default() })
+    engine_of(EngineOptions { backend: Some("qemu".into()), templates: false, ..EngineOptions::default() })
 }
 
 fn engine_of(options: EngineOptions) -> Engine {
