@@ -9,8 +9,9 @@
 //!                                                                  └── restore, renew ──► caller          are wanted)
 //! ```
 //! A caller takes what is there: a guest of the stock, else one restored from the template, else one that boots. Nobody waits
-//! for a template or for the stock. Guests of the stock have run an empty piece of code since they were restored, so that what
-//! every run touches is there; nobody's code was in them. Those that have died meanwhile are thrown away.
+//! for a template or for the stock. Nobody's code was in a guest of the stock, but as soon as there is time it runs an empty
+//! piece of code, so that what every run touches is there; one that has is taken before one that has not. While guests are taken
+//! faster than they are made there is no such time, and it would cost what it saves. Those that have died are thrown away.
 
 pub(crate) mod admission;
 mod keeper;
@@ -60,15 +61,24 @@ pub(crate) struct Line {
     state: Mutex<State>,
     /// There is less in stock than is wanted.
     wanted: Notify,
-    /// Guests in stock, and how many there are to be.
+    /// Warm guests in stock, and how many there are to be.
     level: watch::Sender<(usize, usize)>,
+}
+
+/// A guest of the stock.
+struct Stocked {
+    guest: Guest,
+    runs_on: RunsOn,
+    /// It has run an empty piece of code.
+    is_warm: bool,
 }
 
 #[derive(Default)]
 struct State {
     /// Guests to be kept ready.
     target: usize,
-    ready: VecDeque<(Guest, RunsOn)>,
+    /// Those that have run something, then those that have not.
+    ready: VecDeque<Stocked>,
     /// Guests on their way into the stock.
     coming: usize,
     template: Making,
@@ -91,7 +101,7 @@ impl Line {
         let mut state = lock(&self.state);
         state.asked += 1;
         state.used = Some(Instant::now());
-        while let Some((guest, runs_on)) = state.ready.pop_front() {
+        while let Some(Stocked { guest, runs_on, .. }) = state.ready.pop_front() {
             self.tell(&state);
             if guest.is_alive() {
                 return Find::Ready(Box::new((guest, runs_on)));
@@ -107,7 +117,8 @@ impl Line {
     }
 
     fn tell(&self, state: &State) {
-        self.level.send_replace((state.ready.len(), state.target));
+        let warm = state.ready.iter().filter(|stocked| stocked.is_warm).count();
+        self.level.send_replace((warm, state.target));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The tasks that keep a line's stock filled.
 //!
-//! Each makes one guest after the other as long as there are fewer than wanted, then waits. They do not keep the engine alive.
+//! Each makes one guest after the other as long as there are fewer than wanted, then warms up those that are there, then waits.
+//! They do not keep the engine alive.
 //! What fails is tried again after a while, which grows.
 
 use std::sync::{Arc, Weak};
@@ -8,12 +9,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Line, template};
+use super::{Line, Stocked, template};
 use crate::connection::lock;
 use crate::engine;
 use crate::error::Error;
-use crate::guest::Guest;
-use crate::start::{Restore, RunsOn};
+use crate::start::Restore;
+use hayfork_protocol::message::Language;
 
 /// Guests of one line that are made at the same time.
 const TASKS: usize = 2;
@@ -36,26 +37,47 @@ pub(super) fn start(engine: &Arc<engine::Inner>, line: &Arc<Line>) {
     line.wanted.notify_waiters();
 }
 
-/// A guest on its way, counted until it is there or not.
+/// A guest on its way into the stock, counted until it is there or not.
 struct Coming<'a>(&'a Line);
 
-impl<'a> Coming<'a> {
-    /// Counts one more, if one is wanted.
-    fn begin(line: &'a Line) -> Option<Self> {
-        let mut state = lock(&line.state);
-        let wanted = state.ready.len() + state.coming < state.target && !state.closed;
-        wanted.then(|| {
-            state.coming += 1;
-            Self(line)
-        })
-    }
+/// What a keeper has to do.
+enum Work<'a> {
+    /// Make one more.
+    Make(Coming<'a>),
+    /// Warm up one that is there.
+    Warm(Coming<'a>, Box<Stocked>),
+}
 
+impl<'a> Work<'a> {
+    /// What is to be done now, if anything.
+    fn find(line: &'a Line) -> Option<Self> {
+        let mut state = lock(&line.state);
+        if state.closed {
+            return None;
+        }
+        if state.ready.len() + state.coming < state.target {
+            state.coming += 1;
+            return Some(Self::Make(Coming(line)));
+        }
+        // The cold ones are at the back.
+        let is_cold = state.ready.back().is_some_and(|stocked| !stocked.is_warm);
+        let cold = if is_cold { state.ready.pop_back() } else { None }?;
+        state.coming += 1;
+        Some(Self::Warm(Coming(line), Box::new(cold)))
+    }
+}
+
+impl Coming<'_> {
     /// It is there.
-    fn arrive(self, guest: Guest, runs_on: RunsOn) {
+    fn arrive(self, stocked: Stocked) {
         let mut state = lock(&self.0.state);
         // Fewer may be wanted by now.
         if state.ready.len() < state.target {
-            state.ready.push_back((guest, runs_on));
+            if stocked.is_warm {
+                state.ready.push_front(stocked);
+            } else {
+                state.ready.push_back(stocked);
+            }
             self.0.tell(&state);
         }
     }
@@ -76,14 +98,18 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
         if lock(&line.state).closed {
             return;
         }
-        let Some(coming) = Coming::begin(&line) else {
+        let Some(work) = Work::find(&line) else {
             notified.await;
             continue;
         };
         let Some(engine) = engine.upgrade() else { return };
-        match make(&engine, &line).await {
-            Ok((guest, runs_on)) => {
-                coming.arrive(guest, runs_on);
+        let (coming, done) = match work {
+            Work::Make(coming) => (coming, make(&engine, &line).await),
+            Work::Warm(coming, stocked) => (coming, warm(*stocked, line.key.language).await),
+        };
+        match done {
+            Ok(stocked) => {
+                coming.arrive(stocked);
                 pause = PAUSE.0;
             }
             Err(error) => {
@@ -100,15 +126,20 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
     }
 }
 
-async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<(Guest, RunsOn), Error> {
-    let (guest, runs_on) = if let Some(template) = template::get(engine, line).await? {
+async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error> {
+    if let Some(template) = template::get(engine, line).await? {
         let how = Restore::Usual(Arc::clone(&template.template));
-        (engine.restored(how, Instant::now()).await?, template.runs_on.clone())
-    } else {
-        let limit = engine.boot_timeout();
-        let booted = Arc::clone(engine).boot(line.key, None, Instant::now(), limit).await?;
-        (booted.guest, booted.runs_on)
-    };
-    template::warm_up(&guest, line.key.language).await?;
-    Ok((guest, runs_on))
+        let guest = engine.restored(how, Instant::now()).await?;
+        return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm: false });
+    }
+    let limit = engine.boot_timeout();
+    let booted = Arc::clone(engine).boot(line.key, None, Instant::now(), limit).await?;
+    // Without it, it has no interpreter.
+    let booted = Stocked { guest: booted.guest, runs_on: booted.runs_on, is_warm: false };
+    warm(booted, line.key.language).await
+}
+
+async fn warm(stocked: Stocked, language: Language) -> Result<Stocked, Error> {
+    template::warm_up(&stocked.guest, language).await?;
+    Ok(Stocked { is_warm: true, ..stocked })
 }
