@@ -34,7 +34,11 @@ fn main() {
     let backends = if arguments.is_empty() { vec!["monitor".into(), "qemu".into()] } else { arguments };
     for backend in backends {
         let rounds = if backend == "qemu" { 10 } else { 200 };
-        let options = EngineOptions { backend: Some(backend.clone()), ..EngineOptions::default() };
+        let options = EngineOptions {
+            backend: Some(backend.clone()),
+            template_store: hayfork_sandbox::TemplateStore::Off,
+            ..EngineOptions::default()
+        };
         let done = Engine::new(options).and_then(|engine| {
             let done = engine.runtime().block_on(measure(&engine, &backend, rounds));
             engine.shutdown();

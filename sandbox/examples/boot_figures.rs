@@ -46,6 +46,7 @@ fn main() -> Outcome<()> {
     let options = EngineOptions {
         backend: Some(String::from("monitor")),
         boot_timeout: LIMIT,
+        template_store: hayfork_sandbox::TemplateStore::Off,
         ..EngineOptions::default()
     };
     let engine = Engine::new(options)?;

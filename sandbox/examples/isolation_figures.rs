@@ -24,6 +24,7 @@ fn main() {
         let options = EngineOptions {
             backend: Some("monitor".into()),
             isolation: Some(isolation.into()),
+            template_store: hayfork_sandbox::TemplateStore::Off,
             ..EngineOptions::default()
         };
         let result = Engine::new(options).and_then(|engine| {

@@ -11,7 +11,11 @@ use hayfork_sandbox::{
 
 fn main() {
     let rounds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(5);
-    let result = Engine::new(EngineOptions::default()).and_then(|engine| {
+    let result = Engine::new(EngineOptions {
+        template_store: hayfork_sandbox::TemplateStore::Off,
+        ..EngineOptions::default()
+    })
+    .and_then(|engine| {
         let result = engine.runtime().block_on(measure(&engine, rounds));
         engine.shutdown();
         result

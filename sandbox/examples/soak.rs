@@ -29,7 +29,12 @@ fn main() -> ExitCode {
     };
     let backend = arguments.next().unwrap_or_else(|| String::from("monitor"));
     let limit = Duration::from_secs(seconds.into());
-    let options = EngineOptions { backend: Some(backend), boot_timeout: limit, ..EngineOptions::default() };
+    let options = EngineOptions {
+        backend: Some(backend),
+        boot_timeout: limit,
+        template_store: hayfork_sandbox::TemplateStore::Off,
+        ..EngineOptions::default()
+    };
     let engine = match Engine::new(options) {
         Ok(engine) => engine,
         Err(error) => {

@@ -28,10 +28,10 @@ use crate::doctor::{self, Report};
 use crate::error::Error;
 use crate::guest::Guest;
 use crate::images::{ImageSet, Lookup};
-use crate::options::{EngineOptions, SandboxOptions, WarmOptions};
+use crate::options::{EngineOptions, SandboxOptions, TemplateStore, WarmOptions};
 use crate::paused::{Paused, ResumeOptions, Resumed};
 use crate::pool::admission::Admission;
-use crate::pool::{Key, Pools};
+use crate::pool::{Key, Pools, Shelf};
 use crate::process::ThisProcess;
 use crate::reaper::Reaper;
 use crate::sandbox::Sandbox;
@@ -66,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) reaper: Reaper,
     pub(crate) admission: Admission,
     pub(crate) pools: Pools,
+    pub(crate) shelf: Shelf,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
     handle: Handle,
@@ -120,6 +121,11 @@ impl Engine {
             .map_err(|error| Error::io("the async runtime could not be started", error))?;
         let handle = runtime.handle().clone();
         let inner = Inner {
+            shelf: Shelf::new(if options.templates {
+                options.template_store.clone()
+            } else {
+                TemplateStore::Off
+            }),
             options,
             backends,
             reaper,

@@ -199,6 +199,11 @@ impl Error {
         text.into_owned()
     }
 
+    /// Whether somebody closed what it is about, rather than that it died.
+    pub(crate) fn is_shutdown(&self) -> bool {
+        matches!(self, Self::SessionClosed { cause: None, .. })
+    }
+
     /// A refusal of an option, before anything was started.
     pub(crate) fn bad_option(message: impl Into<String>) -> Self {
         Self::BadOption(message.into())

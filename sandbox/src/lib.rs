@@ -46,7 +46,7 @@ pub use files::IdleOutput;
 pub use options::{
     CommandOptions, DEFAULT_BOOT_TIMEOUT, DEFAULT_MEMORY_JAVASCRIPT, DEFAULT_MEMORY_PYTHON,
     DEFAULT_MEMORY_SHELL, DEFAULT_STDERR, DEFAULT_STDOUT, EngineOptions, ExecuteOptions, MAX_SANDBOX_NAME,
-    MAX_TIMEOUT, MAX_WARM, SandboxOptions, StdinMode, WarmOptions, default_memory_mib,
+    MAX_TIMEOUT, MAX_WARM, SandboxOptions, StdinMode, TemplateStore, WarmOptions, default_memory_mib,
 };
 pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, MAX_NOTE, Paused, ResumeOptions, Resumed};
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};

@@ -54,6 +54,26 @@ pub struct EngineOptions {
     pub paused: Option<PathBuf>,
     /// Whether a machine that is wanted for the second time becomes a template in memory, which those after it are made of.
     pub templates: bool,
+    /// Where such templates are also kept on disk, for other processes and later ones.
+    pub template_store: TemplateStore,
+}
+
+/// Where the templates of languages are kept on disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TemplateStore {
+    /// In the folder that `HAYFORK_TEMPLATE_CACHE_DIR` names, else in `templates` in the cache; at most as many MiB as
+    /// `HAYFORK_TEMPLATE_CACHE_MB` says, else 4096, and not at all if that is 0.
+    #[default]
+    Usual,
+    /// In this folder.
+    Folder {
+        /// Made if it is not there.
+        path: PathBuf,
+        /// The most bytes that all may have.
+        most: u64,
+    },
+    /// Nowhere.
+    Off,
 }
 
 impl Default for EngineOptions {
@@ -68,6 +88,7 @@ impl Default for EngineOptions {
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
             paused: None,
             templates: true,
+            template_store: TemplateStore::Usual,
         }
     }
 }

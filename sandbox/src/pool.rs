@@ -5,7 +5,7 @@
 //! ```text
 //!              boot, warm up, capture, see what a clone writes
 //!   (nothing) ────────────────────────────────────────────────► template ── restore, renew, warm up ──► stock ──► caller
-//!                  when it is wanted again, or kept ready          │                                    (as many as
+//!           when it is wanted again, or kept ready; or from disk   │                                    (as many as
 //!                                                                  └── restore, renew ──► caller          are wanted)
 //! ```
 //! A caller takes what is there: a guest of the stock, else one restored from the template, else one that boots. Nobody waits
@@ -15,6 +15,7 @@
 
 pub(crate) mod admission;
 mod keeper;
+mod shelf;
 mod template;
 
 use std::collections::{HashMap, VecDeque};
@@ -30,6 +31,7 @@ use crate::engine;
 use crate::guest::Guest;
 use crate::start::RunsOn;
 
+pub(crate) use self::shelf::Shelf;
 pub(crate) use self::template::LanguageTemplate;
 use self::template::Making;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  create ── options checked ── pool: one is ready ─────────────────────────────────────────► Sandbox
-//!               │                 ├─ there is a template ── restored ── renewed ────────────►
+//!               │                 ├─ a template, here or on disk ── restored ── renewed ────►
 //!               ▼                 └─ images found ── machine launched ── agent answers ─────►
 //!            bad_option              images_missing    qemu_missing …     kernel_panic, boot_timeout …
 //! ```
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use hayfork_protocol::message::{Env, Language, Renew};
 use hayfork_protocol::mux::{Mux, Role};
-use hayfork_vmm::backend::{Capabilities, MachineSpec, Template};
+use hayfork_vmm::backend::{Backend, Capabilities, ImageDigests, MachineSpec, Template};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -66,6 +66,14 @@ pub(crate) struct Booted {
     pub(crate) runs_on: RunsOn,
 }
 
+/// A machine that could be launched now, and what it is made of.
+pub(crate) struct Plan {
+    pub(crate) spec: MachineSpec,
+    pub(crate) digests: ImageDigests,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) runs_on: RunsOn,
+}
+
 /// What was launched, with what is known about it.
 struct Launched {
     vm: Vm,
@@ -95,6 +103,7 @@ impl Inner {
         };
 
         let line = self.pools.line(key);
+        let mut found = None;
         if !options.fresh_boot {
             match line.find() {
                 Find::Ready(ready) => {
@@ -102,21 +111,21 @@ impl Inner {
                     self.refill(&line);
                     return Ok(self.sandbox(guest, shape(runs_on), called, StartedFrom::Pool));
                 }
-                Find::Template(template) => {
-                    let restored =
-                        self.restored(Restore::Usual(Arc::clone(&template.template)), called).await;
-                    match restored {
-                        Ok(guest) => {
-                            let shape = shape(template.runs_on.clone());
-                            return Ok(self.sandbox(guest, shape, called, StartedFrom::Template));
-                        }
-                        Err(error) => {
-                            tracing::warn!(code = error.code(), %error, "a template cannot be used; a machine is booted instead");
-                            line.forget(&template);
-                        }
-                    }
+                Find::Template(template) => found = Some(template),
+                Find::Nothing => found = self.template_on_disk(&line).await,
+            }
+        }
+        if let Some(template) = found {
+            match self.restored(Restore::Usual(Arc::clone(&template.template)), called).await {
+                Ok(guest) => {
+                    let shape = shape(template.runs_on.clone());
+                    return Ok(self.sandbox(guest, shape, called, StartedFrom::Template));
                 }
-                Find::Nothing => {}
+                Err(error) if error.is_shutdown() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(code = error.code(), %error, "a template cannot be used; a machine is booted instead");
+                    self.forget_template(&line, &template);
+                }
             }
         }
         let name = options.name.clone();
@@ -250,9 +259,8 @@ impl Inner {
         Ok(guest)
     }
 
-    /// Finds the images and starts the machine. Blocks.
-    fn launch(&self, key: Key, name: String, permit: Permit) -> Result<Launched, Error> {
-        let launch = self.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
+    /// Finds the images and the backend of a machine. Blocks.
+    pub(crate) fn plan(&self, key: Key, name: String) -> Result<Plan, Error> {
         let images = self.lookup().open()?;
         let mut spec = spec(name, key.memory_mib, key.vcpus);
         spec.initramfs = images.initramfs()?;
@@ -260,10 +268,18 @@ impl Inner {
         let suits = |found: &Capabilities| suits(found, &spec, &images);
         let Chosen { backend, capabilities, fallback } = self.backends.choose(suits)?;
         spec.kernel = images.kernel_of(capabilities.kernel)?;
-        spec.digests = Some(images.digests(key.language.name(), capabilities.kernel)?);
-        let machine = backend.launch(&spec)?;
+        let digests = images.digests(key.language.name(), capabilities.kernel)?;
+        spec.digests = Some(digests.clone());
         let fallback = fallback.map(|obstacle| obstacle.to_string());
-        Ok(Launched { vm: launch.register(machine, permit), runs_on: RunsOn { capabilities, fallback } })
+        Ok(Plan { spec, digests, backend, runs_on: RunsOn { capabilities, fallback } })
+    }
+
+    /// Starts a machine. Blocks.
+    fn launch(&self, key: Key, name: String, permit: Permit) -> Result<Launched, Error> {
+        let launch = self.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;
+        let Plan { spec, backend, runs_on, .. } = self.plan(key, name)?;
+        let machine = backend.launch(&spec)?;
+        Ok(Launched { vm: launch.register(machine, permit), runs_on })
     }
 }
 

@@ -17,6 +17,8 @@ import pytest
 def pytest_configure(config):
     if not os.environ.get("HAYFORK_IMAGES_DIR"):
         raise pytest.UsageError("set HAYFORK_IMAGES_DIR to an image set, as `make test` does")
+    # What earlier processes have left is none of these tests' business; those of templates on disk have their own.
+    os.environ.setdefault("HAYFORK_TEMPLATE_CACHE_MB", "0")
 
 
 def shared(language):

@@ -20,14 +20,15 @@ use hayfork_protocol::limits::VERSION;
 use hayfork_protocol::message::{Event, Finished, Request, Status};
 use hayfork_protocol::mux::{Incoming, Mux, Role, StreamId};
 use hayfork_vmm::backend::{
-    Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory, Machine,
-    MachineSpec, ProcessStatus, Template,
+    Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory,
+    ImageDigests, Machine, MachineSpec, ProcessStatus, Template,
 };
+use hayfork_vmm::snapshot::SnapshotError;
 
 use crate::backend_choice::Backends;
 use crate::connection::lock;
 use crate::connection::watchdog::Patience;
-use crate::{Engine, EngineOptions};
+use crate::{Engine, EngineOptions, TemplateStore};
 
 /// What a guest does, from its first instruction to its end. It exits when this returns, in the given way; `None`: when
 /// it is killed.
@@ -96,7 +97,18 @@ impl FakeBackend {
         })
     }
 
+    /// The same with a store of templates there.
+    pub(crate) fn engine_with_store(&self, folder: &Path) -> TestEngine {
+        let second = Duration::from_secs(1);
+        let store = TemplateStore::Folder { path: folder.to_owned(), most: 1 << 20 };
+        self.engine_of(Patience { start: second, end: second, close: second }, store)
+    }
+
     pub(crate) fn engine_with(&self, patience: Patience) -> TestEngine {
+        self.engine_of(patience, TemplateStore::Off)
+    }
+
+    fn engine_of(&self, patience: Patience, template_store: TemplateStore) -> TestEngine {
         let images = tempfile::tempdir().unwrap();
         write_set(images.path());
         let options = EngineOptions {
@@ -104,6 +116,7 @@ impl FakeBackend {
             boot_timeout: Duration::from_secs(5),
             // No machine but those that a test asks for.
             templates: self.keeps,
+            template_store,
             ..EngineOptions::default()
         };
         let retry = Duration::from_millis(500);
@@ -325,7 +338,19 @@ impl Template for FakeTemplate {
     fn ram(&self) -> u64 {
         256 << 20
     }
+
+    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
+        // Whole or not at all, as real ones do.
+        let aside = path.with_extension("aside");
+        let contents = [SAVED, about].concat();
+        fs::write(&aside, contents).and_then(|()| fs::rename(aside, path)).map_err(|source| {
+            SnapshotError::Unwritable { path: path.to_owned(), what: "a test", source }.into()
+        })
+    }
 }
+
+/// What files of saved machines begin with.
+const SAVED: &[u8] = b"a fake machine: ";
 
 impl Backend for FakeBackend {
     fn name(&self) -> &'static str {
@@ -341,6 +366,22 @@ impl Backend for FakeBackend {
         self.kernel.lock().unwrap().clone_from(&spec.kernel);
         self.launched.fetch_add(1, Ordering::SeqCst);
         self.start()
+    }
+
+    fn load(
+        &self,
+        path: &Path,
+        _: &ImageDigests,
+        _: Option<&Path>,
+    ) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+        let path = path.to_owned();
+        let contents = match fs::read(&path) {
+            Ok(contents) => contents,
+            Err(source) => return Err(SnapshotError::Unreadable { path, source }.into()),
+        };
+        let about =
+            contents.strip_prefix(SAVED).ok_or(SnapshotError::Corrupt { path, what: "it is no fake" })?;
+        Ok((Arc::new(FakeTemplate(self.clone())), about.to_vec()))
     }
 }
 

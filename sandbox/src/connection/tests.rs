@@ -6,6 +6,7 @@ mod files;
 mod hostile;
 mod pool;
 mod runs;
+mod shelf;
 mod unsafe_fork;
 
 use std::future::Future;

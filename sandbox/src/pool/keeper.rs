@@ -129,7 +129,13 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
 async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error> {
     if let Some(template) = template::get(engine, line).await? {
         let how = Restore::Usual(Arc::clone(&template.template));
-        let guest = engine.restored(how, Instant::now()).await?;
+        let restored = engine.restored(how, Instant::now()).await;
+        let guest = restored.inspect_err(|error| {
+            // One from the disk may be at fault; another is made at the next try.
+            if !error.is_shutdown() {
+                engine.forget_template(line, &template);
+            }
+        })?;
         return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm: false });
     }
     let limit = engine.boot_timeout();

@@ -3,7 +3,7 @@
 //! ```text
 //!  boot ── an empty piece of code ── capture ──► template ── one clone: renewed, warmed up ── what it has written ──► working set
 //! ```
-//! The working set is given to every clone ahead: a fault for each page costs several times as much.
+//! All of that is done once on a host: see [`super::shelf`]. The working set is given to every clone ahead: a fault for each page costs several times as much.
 
 use std::sync::Arc;
 
@@ -11,6 +11,7 @@ use hayfork_protocol::message::{Execute, Language, Request};
 use hayfork_vmm::backend::Template;
 use tokio::time::Instant;
 
+use super::shelf::{self, Claim, Place};
 use super::{Key, Line};
 use crate::connection::lock;
 use crate::engine::{self, joined};
@@ -23,6 +24,8 @@ use crate::start::{self, Booted, Restore, RunsOn};
 pub(crate) struct LanguageTemplate {
     pub(crate) template: Arc<dyn Template>,
     pub(crate) runs_on: RunsOn,
+    /// Where it stands on disk, or will.
+    pub(super) place: Option<Place>,
 }
 
 /// How far a line is with its template.
@@ -34,6 +37,9 @@ pub(super) struct Making {
     ready: Option<Arc<LanguageTemplate>>,
     /// The backend has no templates.
     impossible: bool,
+    /// Held while the disk is looked at.
+    look: Arc<tokio::sync::Mutex<()>>,
+    looked: bool,
 }
 
 impl Making {
@@ -83,7 +89,15 @@ pub(super) async fn get(
         state.template.under_way = true;
     }
     let _under_way = UnderWay(line);
-    match make(engine, line.key).await {
+    let made = match shelf::claim(engine, line.key).await? {
+        Claim::Found(template) => Ok(template),
+        Claim::Nowhere => make(engine, line.key, None).await,
+        Claim::Ours(leave) => {
+            let made = make(engine, line.key, Some(leave.place())).await;
+            made.inspect(|template| leave.keep(engine, template))
+        }
+    };
+    match made {
         Ok(template) => {
             let mut state = lock(&line.state);
             let template = Arc::new(template);
@@ -100,7 +114,48 @@ pub(super) async fn get(
     }
 }
 
-async fn make(engine: &Arc<engine::Inner>, key: Key) -> Result<LanguageTemplate, Error> {
+impl engine::Inner {
+    /// The line's template, if it is on disk. The disk is looked at once, when the first machine of a kind is wanted.
+    pub(crate) async fn template_on_disk(self: &Arc<Self>, line: &Line) -> Option<Arc<LanguageTemplate>> {
+        if !self.makes_templates() {
+            return None;
+        }
+        let look = Arc::clone(&lock(&line.state).template.look);
+        let _look = look.lock().await;
+        {
+            let mut state = lock(&line.state);
+            if state.template.ready.is_some() {
+                return state.template.ready();
+            }
+            if state.closed || std::mem::replace(&mut state.template.looked, true) {
+                return None;
+            }
+        }
+        let template = Arc::new(shelf::load(self, line.key).await?);
+        {
+            let mut state = lock(&line.state);
+            if !state.closed {
+                state.template.ready = Some(Arc::clone(&template));
+            }
+        }
+        self.pools.trim();
+        Some(template)
+    }
+
+    /// A template has turned out to be of no use: it is neither used nor loaded any more.
+    pub(crate) fn forget_template(&self, line: &Line, template: &Arc<LanguageTemplate>) {
+        line.forget(template);
+        if let Some(place) = template.place.clone() {
+            self.handle().spawn_blocking(move || place.clear());
+        }
+    }
+}
+
+async fn make(
+    engine: &Arc<engine::Inner>,
+    key: Key,
+    place: Option<Place>,
+) -> Result<LanguageTemplate, Error> {
     let limit = engine.boot_timeout();
     let began = Instant::now();
     let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, began, limit).await?;
@@ -118,21 +173,25 @@ async fn make(engine: &Arc<engine::Inner>, key: Key) -> Result<LanguageTemplate,
     let pages = engine.handle().spawn_blocking(move || slot.working_set()).await.map_err(joined)?;
     let bytes: u64 = pages.iter().map(|range| range.end - range.start).sum();
     tracing::debug!(language = key.language.name(), bytes, ranges = pages.len(), took = ?began.elapsed(), "a template");
-    Ok(LanguageTemplate { template: template.with_working_set(pages), runs_on })
+    Ok(LanguageTemplate { template: template.with_working_set(pages), runs_on, place })
 }
 
-/// Runs an empty piece of code in the context that callers use first, and drops its output.
-pub(super) async fn warm_up(guest: &Guest, language: Language) -> Result<(), Error> {
-    let code = match language {
+/// An empty piece of code that loads what every other needs.
+pub(super) const fn warm_up_code(language: Language) -> &'static str {
+    match language {
         Language::Python => "print()",
         Language::JavaScript => "console.log()",
         Language::Shell => "echo",
-    };
+    }
+}
+
+/// Runs that code in the context that callers use first, and drops its output.
+pub(super) async fn warm_up(guest: &Guest, language: Language) -> Result<(), Error> {
     guest
         .run_silently(Request::Execute(Execute {
             context: 0,
             language,
-            code: code.into(),
+            code: warm_up_code(language).into(),
             env: Vec::new(),
             stdin: false,
             last: false,

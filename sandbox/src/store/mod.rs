@@ -24,11 +24,15 @@ use std::time::SystemTime;
 
 use hayfork_vmm::snapshot::remove_leftovers;
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::images::locate::cache_directory;
 
 /// Environment variable: the most that templates may take on disk, in MiB; 0 for none at all.
 pub const SIZE_ENVIRONMENT: &str = "HAYFORK_TEMPLATE_CACHE_MB";
+
+/// Environment variable: the folder of templates.
+pub const FOLDER_ENVIRONMENT: &str = "HAYFORK_TEMPLATE_CACHE_DIR";
 
 /// The most that templates may take on disk if nothing is said, in MiB.
 pub const DEFAULT_SIZE_MIB: u64 = 4096;
@@ -68,8 +72,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// The user's store, as the environment says: in `$XDG_CACHE_HOME/hayfork/templates` or `~/.cache/hayfork/templates`. `None` if
-    /// there is to be none, or no place for it.
+    /// The user's store, as the environment says: in the folder that `HAYFORK_TEMPLATE_CACHE_DIR` names, else in
+    /// `$XDG_CACHE_HOME/hayfork/templates` or `~/.cache/hayfork/templates`. `None` if there is to be none, or no place for it.
     ///
     /// # Errors
     /// As [`Store::open`], or a size that is no number.
@@ -83,10 +87,10 @@ impl Store {
             })?,
             _ => DEFAULT_SIZE_MIB,
         };
-        match cache_directory() {
-            Some(cache) if size > 0 => {
-                Self::open(&cache.join(FOLDER), size.saturating_mul(1 << 20)).map(Some)
-            }
+        let named =
+            std::env::var_os(FOLDER_ENVIRONMENT).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        match named.or_else(|| cache_directory().map(|cache| cache.join(FOLDER))) {
+            Some(folder) if size > 0 => Self::open(&folder, size.saturating_mul(1 << 20)).map(Some),
             _ => Ok(None),
         }
     }
@@ -127,14 +131,38 @@ impl Store {
         key: &Key,
         save: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<PathBuf, E> {
-        let _lock = Lock::take(self.folder.join(format!(".{}{LOCK}", key.0)))?;
+        let _lock = Lock::take(self.lock_of(key))?;
         if let Some(path) = self.get(key) {
             return Ok(path);
         }
+        self.put_locked(key, save)
+    }
+
+    /// Leave to make an entry, for who makes it piece by piece: `None` while somebody else has it, in whatever process.
+    ///
+    /// # Errors
+    /// The folder cannot be written to.
+    pub(crate) fn try_lock(&self, key: &Key) -> io::Result<Option<Lock>> {
+        Lock::try_take(self.lock_of(key))
+    }
+
+    /// As [`Store::put`], for who has the [lock](Store::try_lock) and has looked whether it is there.
+    ///
+    /// # Errors
+    /// What `save` says.
+    pub(crate) fn put_locked<E>(
+        &self,
+        key: &Key,
+        save: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<PathBuf, E> {
         let path = self.entry(key);
         save(&path)?;
         self.shrink(Some(&path));
         Ok(path)
+    }
+
+    fn lock_of(&self, key: &Key) -> PathBuf {
+        self.folder.join(format!(".{}{LOCK}", key.0))
     }
 
     /// Removes an entry, for one a damaged one. Gives whether there was one.
@@ -197,6 +225,7 @@ struct Entry {
 }
 
 /// A locked file, which goes with the lock.
+#[derive(Debug)]
 pub(crate) struct Lock {
     path: PathBuf,
     /// The lock is let go when it is closed.
@@ -212,6 +241,19 @@ impl Lock {
             // Who had it before has removed it: whoever comes now sees another.
             if file.metadata()?.nlink() > 0 {
                 return Ok(Self { path, _file: file });
+            }
+        }
+    }
+
+    /// The same without waiting: `None` while somebody else has it.
+    fn try_take(path: PathBuf) -> io::Result<Option<Self>> {
+        loop {
+            let file = open_lock(&path, true)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if file.metadata()?.nlink() > 0 => return Ok(Some(Self { path, _file: file })),
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }
