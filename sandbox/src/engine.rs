@@ -120,6 +120,7 @@ impl Engine {
             .build()
             .map_err(|error| Error::io("the async runtime could not be started", error))?;
         let handle = runtime.handle().clone();
+        let most = options.max_machines.unwrap_or(usize::MAX);
         let inner = Inner {
             shelf: Shelf::new(if options.templates {
                 options.template_store.clone()
@@ -129,7 +130,7 @@ impl Engine {
             options,
             backends,
             reaper,
-            admission: Admission::new(),
+            admission: Admission::new(most),
             pools: Pools::default(),
             runtime: Some(runtime),
             handle,

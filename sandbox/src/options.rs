@@ -56,6 +56,9 @@ pub struct EngineOptions {
     pub templates: bool,
     /// Where such templates are also kept on disk, for other processes and later ones.
     pub template_store: TemplateStore,
+    /// The most machines at once, those that are kept ready among them; who wants one more waits. `None`: as many as there is
+    /// memory for.
+    pub max_machines: Option<usize>,
 }
 
 /// Where the templates of languages are kept on disk.
@@ -89,6 +92,7 @@ impl Default for EngineOptions {
             paused: None,
             templates: true,
             template_store: TemplateStore::Usual,
+            max_machines: None,
         }
     }
 }

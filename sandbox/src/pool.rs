@@ -169,6 +169,20 @@ impl Pools {
         }
     }
 
+    /// Ends one machine of the largest stock, for somebody who needs the room.
+    pub(crate) fn shed(&self) {
+        let lines: Vec<_> = lock(&self.lines).all.values().cloned().collect();
+        let stock = |line: &Arc<Line>| lock(&line.state).ready.len();
+        let Some(line) = lines.iter().max_by_key(|line| stock(line)) else { return };
+        let mut state = lock(&line.state);
+        let gone = state.ready.pop_back();
+        line.tell(&state);
+        drop(state);
+        drop(gone);
+        // It is made up for when there is room again.
+        line.wanted.notify_waiters();
+    }
+
     /// Gives back the templates that were not used for the longest time, beyond [`TEMPLATES`].
     fn trim(&self) {
         let lines: Vec<_> = lock(&self.lines).all.values().cloned().collect();

@@ -49,7 +49,8 @@ impl Snapshot {
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
         let (handle, shape) = (engine.handle().clone(), inner.shape.clone());
         engine::run_on(&handle, async move {
-            let guest = engine.restored(Restore::Usual(template), called).await?;
+            let permit = engine.admit(shape.memory_mib).await;
+            let guest = engine.restored(Restore::Usual(template), permit, called).await?;
             Ok(engine.sandbox(guest, shape, called, StartedFrom::Template))
         })
         .await

@@ -33,6 +33,9 @@ use crate::reaper::Vm;
 use crate::sandbox::{BootTimings, Sandbox, StartedFrom};
 use crate::unsafe_watch::watch_readable;
 
+/// How long a caller waits for room before a machine in stock has to go.
+const PATIENCE: Duration = Duration::from_millis(300);
+
 /// What a sandbox is like, apart from its machine; its forks are like it.
 #[derive(Clone, Debug)]
 pub(crate) struct Shape {
@@ -116,7 +119,8 @@ impl Inner {
             }
         }
         if let Some(template) = found {
-            match self.restored(Restore::Usual(Arc::clone(&template.template)), called).await {
+            let permit = self.admit(memory_mib).await;
+            match self.restored(Restore::Usual(Arc::clone(&template.template)), permit, called).await {
                 Ok(guest) => {
                     let shape = shape(template.runs_on.clone());
                     return Ok(self.sandbox(guest, shape, called, StartedFrom::Template));
@@ -130,11 +134,24 @@ impl Inner {
         }
         let name = options.name.clone();
         let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
-        let Booted { guest, runs_on } = Arc::clone(&self).boot(key, name, called, limit).await?;
+        let permit = self.admit(memory_mib).await;
+        let Booted { guest, runs_on } = Arc::clone(&self).boot(key, name, permit, called, limit).await?;
         if !options.fresh_boot {
             self.consider_template(&line);
         }
         Ok(self.sandbox(guest, shape(runs_on), called, StartedFrom::Boot))
+    }
+
+    /// Waits in line until a caller's machine fits. Machines in stock make room for one who has waited for a moment.
+    pub(crate) async fn admit(&self, memory_mib: u32) -> Permit {
+        let entering = self.admission.enter(memory_mib);
+        tokio::pin!(entering);
+        loop {
+            match tokio::time::timeout(PATIENCE, &mut entering).await {
+                Ok(permit) => return permit,
+                Err(_) => self.pools.shed(),
+            }
+        }
     }
 
     /// Boots a machine and waits until its agent answers.
@@ -142,10 +159,10 @@ impl Inner {
         self: Arc<Self>,
         key: Key,
         name: Option<String>,
+        permit: Permit,
         called: Instant,
         limit: Duration,
     ) -> Result<Booted, Error> {
-        let permit = self.admission.enter(key.memory_mib).await?;
         let id = new_id()?;
         let name = name.map_or_else(|| format!("hayfork-{id}"), |name| format!("{name}-{id}"));
         let inner = Arc::clone(&self);
@@ -163,10 +180,12 @@ impl Inner {
 
     /// Makes a machine that goes on where the one of `template` stood. It has randomness, a name and a time of its own before
     /// anybody gets it.
-    pub(crate) async fn restored(self: &Arc<Self>, how: Restore, called: Instant) -> Result<Guest, Error> {
-        let (Restore::Usual(template) | Restore::Observed(template)) = &how;
-        let memory_mib = u32::try_from(template.ram() >> 20).unwrap_or(u32::MAX);
-        let permit = self.admission.enter(memory_mib).await?;
+    pub(crate) async fn restored(
+        self: &Arc<Self>,
+        how: Restore,
+        permit: Permit,
+        called: Instant,
+    ) -> Result<Guest, Error> {
         let id = new_id()?;
         let inner = Arc::clone(self);
         let restored = self.handle().spawn_blocking(move || {

@@ -99,26 +99,32 @@ impl FakeBackend {
 
     /// The same with a store of templates there.
     pub(crate) fn engine_with_store(&self, folder: &Path) -> TestEngine {
+        let template_store = TemplateStore::Folder { path: folder.to_owned(), most: 1 << 20 };
+        self.engine_of(|options| options.template_store = template_store)
+    }
+
+    /// The same as [`FakeBackend::engine`] with other options.
+    pub(crate) fn engine_of(&self, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
         let second = Duration::from_secs(1);
-        let store = TemplateStore::Folder { path: folder.to_owned(), most: 1 << 20 };
-        self.engine_of(Patience { start: second, end: second, close: second }, store)
+        self.engine_made(Patience { start: second, end: second, close: second }, change)
     }
 
     pub(crate) fn engine_with(&self, patience: Patience) -> TestEngine {
-        self.engine_of(patience, TemplateStore::Off)
+        self.engine_made(patience, |_| {})
     }
 
-    fn engine_of(&self, patience: Patience, template_store: TemplateStore) -> TestEngine {
+    fn engine_made(&self, patience: Patience, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
         let images = tempfile::tempdir().unwrap();
         write_set(images.path());
-        let options = EngineOptions {
+        let mut options = EngineOptions {
             images: Some(images.path().to_owned()),
             boot_timeout: Duration::from_secs(5),
             // No machine but those that a test asks for.
             templates: self.keeps,
-            template_store,
+            template_store: TemplateStore::Off,
             ..EngineOptions::default()
         };
+        change(&mut options);
         let retry = Duration::from_millis(500);
         let engine =
             Engine::with_patience(options, Backends::One(Arc::new(self.clone())), patience, retry).unwrap();

@@ -9,6 +9,9 @@
 //! that is available now, less what machines that run are expected to take yet, less a reserve. What a machine is expected to
 //! take in the end is a share of its memory, since hardly any uses all of it; one that has taken more counts with what it has.
 //! If no machine runs, the next one is let in whatever there is: waiting would not help it.
+//!
+//! Machines that are made for the stock do not stand in line: they are made if there is room and nobody waits, and those that
+//! are there make room for a caller who has waited for a moment ([`engine::Inner::admit`]).
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -37,6 +40,8 @@ pub(crate) struct Admission {
     turnstile: tokio::sync::Mutex<()>,
     shared: Arc<Shared>,
     host: fn() -> Host,
+    /// Machines at once.
+    most: usize,
 }
 
 /// What the host has.
@@ -99,21 +104,18 @@ impl Drop for Given {
 }
 
 impl Admission {
-    /// For this host.
-    pub(crate) fn new() -> Self {
-        Self::with_host(host)
+    /// For this host, and that many machines at once.
+    pub(crate) fn new(most: usize) -> Self {
+        Self::with_host(host, most)
     }
 
-    pub(crate) fn with_host(host: fn() -> Host) -> Self {
-        Self { turnstile: tokio::sync::Mutex::default(), shared: Arc::default(), host }
+    pub(crate) fn with_host(host: fn() -> Host, most: usize) -> Self {
+        Self { turnstile: tokio::sync::Mutex::default(), shared: Arc::default(), host, most: most.max(1) }
     }
 
     /// Waits until a machine of that much memory fits. Dropping the future gives up the place.
-    ///
-    /// # Errors
-    /// None today; callers must not rely on it.
-    pub(crate) async fn enter(&self, memory_mib: u32) -> Result<Permit, Error> {
-        let expected = (u64::from(memory_mib) << 20) / OVERCOMMIT;
+    pub(crate) async fn enter(&self, memory_mib: u32) -> Permit {
+        let expected = expected(memory_mib);
         let _turn = self.turnstile.lock().await;
         let mut waited = false;
         while !self.fits(expected) {
@@ -123,17 +125,36 @@ impl Admission {
             // Whoever comes first; the time over is not an error.
             let _ = tokio::time::timeout(LOOK_AGAIN, self.shared.freed.notified()).await;
         }
+        self.permit(expected)
+    }
+
+    /// Lets a machine of that much memory in if it fits and nobody waits.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`].
+    pub(crate) fn try_enter(&self, memory_mib: u32) -> Result<Permit, Error> {
+        let expected = expected(memory_mib);
+        match self.turnstile.try_lock() {
+            Ok(_turn) if self.fits(expected) => Ok(self.permit(expected)),
+            _ => Err(Error::Capacity("this host has no room for one more virtual machine".into())),
+        }
+    }
+
+    fn permit(&self, expected: u64) -> Permit {
         let mut live = lock(&self.shared.live);
         live.next += 1;
         let number = live.next;
         live.machines.insert(number, Machine { expected, slot: Weak::new() });
-        Ok(Permit(ThisProcess::new(Given { number, shared: Arc::clone(&self.shared) })))
+        Permit(ThisProcess::new(Given { number, shared: Arc::clone(&self.shared) }))
     }
 
     fn fits(&self, expected: u64) -> bool {
         let live = lock(&self.shared.live);
         if live.machines.is_empty() {
             return true;
+        }
+        if live.machines.len() >= self.most {
+            return false;
         }
         let host = (self.host)();
         if host.descriptors < DESCRIPTORS.0 + DESCRIPTORS.1 {
@@ -156,6 +177,11 @@ impl Admission {
             .sum();
         room >= to_come + expected
     }
+}
+
+/// Bytes that a machine of that much memory is expected to take.
+fn expected(memory_mib: u32) -> u64 {
+    (u64::from(memory_mib) << 20) / OVERCOMMIT
 }
 
 /// This host, as far as it says.

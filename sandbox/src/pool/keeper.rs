@@ -117,7 +117,12 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
                 if lock(&line.state).closed {
                     return;
                 }
-                tracing::warn!(code = error.code(), %error, ?pause, "a machine for the pool cannot be made");
+                if matches!(error, Error::Capacity(_)) {
+                    // Others give room back at any time.
+                    pause = PAUSE.0;
+                } else {
+                    tracing::warn!(code = error.code(), %error, ?pause, "a machine for the pool cannot be made");
+                }
                 drop(engine);
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE.1);
@@ -129,7 +134,8 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
 async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error> {
     if let Some(template) = template::get(engine, line).await? {
         let how = Restore::Usual(Arc::clone(&template.template));
-        let restored = engine.restored(how, Instant::now()).await;
+        let permit = engine.admission.try_enter(line.key.memory_mib)?;
+        let restored = engine.restored(how, permit, Instant::now()).await;
         let guest = restored.inspect_err(|error| {
             // One from the disk may be at fault; another is made at the next try.
             if !error.is_shutdown() {
@@ -139,7 +145,8 @@ async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error
         return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm: false });
     }
     let limit = engine.boot_timeout();
-    let booted = Arc::clone(engine).boot(line.key, None, Instant::now(), limit).await?;
+    let permit = engine.admission.try_enter(line.key.memory_mib)?;
+    let booted = Arc::clone(engine).boot(line.key, None, permit, Instant::now(), limit).await?;
     // Without it, it has no interpreter.
     let booted = Stocked { guest: booted.guest, runs_on: booted.runs_on, is_warm: false };
     warm(booted, line.key.language).await

@@ -158,7 +158,8 @@ async fn make(
 ) -> Result<LanguageTemplate, Error> {
     let limit = engine.boot_timeout();
     let began = Instant::now();
-    let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, began, limit).await?;
+    let permit = engine.admission.try_enter(key.memory_mib)?;
+    let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, permit, began, limit).await?;
     warm_up(&guest, key.language).await?;
     // What clones do first is loaded once, in front of all of them.
     guest.simple(Request::Renew(start::renewal(&guest.id)?)).await?;
@@ -167,7 +168,8 @@ async fn make(
     let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
     drop(guest);
 
-    let trial = engine.restored(Restore::Observed(Arc::clone(&template)), Instant::now()).await?;
+    let permit = engine.admission.try_enter(key.memory_mib)?;
+    let trial = engine.restored(Restore::Observed(Arc::clone(&template)), permit, Instant::now()).await?;
     warm_up(&trial, key.language).await?;
     let slot = Arc::clone(&trial.wires.slot);
     let pages = engine.handle().spawn_blocking(move || slot.working_set()).await.map_err(joined)?;

@@ -213,6 +213,31 @@ fn the_idle_time_of_a_machine_in_stock_begins_when_it_is_handed_out() {
 }
 
 #[test]
+fn machines_in_stock_make_room_for_those_that_are_wanted() {
+    let backend = worker(&Arc::default()).with_templates();
+    let engine = backend.engine_of(|options| options.max_machines = Some(3));
+    block_on(&engine, async {
+        keep(&engine, 3);
+        assert!(engine.wait_warm(LIMIT).await.unwrap());
+        let mut all = Vec::new();
+        for memory_mib in [300, 400, 500] {
+            let options = SandboxOptions { memory_mib: Some(memory_mib), ..python() };
+            let sandbox = engine.create(options).await.unwrap();
+            run(&sandbox, "x").await;
+            all.push(sandbox);
+        }
+        let more = tokio::time::timeout(Duration::from_millis(800), engine.create(python())).await;
+        assert!(more.is_err(), "three are the most, and all of them are in use");
+        all.pop();
+        let last = engine.create(python()).await.unwrap();
+        run(&last, "x").await;
+        assert!(!engine.wait_warm(Duration::from_millis(300)).await.unwrap(), "there is no room for a stock");
+        drop((last, all));
+        assert!(engine.wait_warm(LIMIT).await.unwrap(), "now there is");
+    });
+}
+
+#[test]
 fn impossible_wishes_are_refused() {
     let engine = worker(&Arc::default()).engine();
     let good = WarmOptions { language: Language::Python, memory_mib: None, cpus: None, count: 1 };

@@ -14,16 +14,16 @@ async fn whoever_comes_first_is_let_in_first_however_large() {
     let host = || Host { available: AVAILABLE.load(Ordering::SeqCst), total: 0, descriptors: 10_000 };
     // Room for 400 MiB of memory, of which a quarter is expected to be used.
     AVAILABLE.store(100 * MIB, Ordering::SeqCst);
-    let admission = Arc::new(Admission::with_host(host));
-    let first = admission.enter(200).await.unwrap();
-    let second = admission.enter(200).await.unwrap();
+    let admission = Arc::new(Admission::with_host(host, 1000));
+    let first = admission.enter(200).await;
+    let second = admission.enter(200).await;
 
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for memory in [300, 100, 100] {
         let (admission, order) = (Arc::clone(&admission), Arc::clone(&order));
         tasks.push(tokio::spawn(async move {
-            let permit = admission.enter(memory).await.unwrap();
+            let permit = admission.enter(memory).await;
             lock(&order).push(memory);
             permit
         }));
@@ -43,11 +43,11 @@ async fn whoever_comes_first_is_let_in_first_however_large() {
 #[tokio::test]
 async fn a_place_in_the_line_that_is_given_up_is_gone_and_a_permit_given_back_wakes_the_next() {
     let host = || Host { available: 50 * MIB, total: 0, descriptors: 10_000 };
-    let admission = Arc::new(Admission::with_host(host));
-    let held = admission.enter(200).await.unwrap();
+    let admission = Arc::new(Admission::with_host(host, 1000));
+    let held = admission.enter(200).await;
     let waiter = |memory| {
         let admission = Arc::clone(&admission);
-        tokio::spawn(async move { admission.enter(memory).await.unwrap() })
+        tokio::spawn(async move { admission.enter(memory).await })
     };
     let cancelled = waiter(200);
     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -68,16 +68,33 @@ async fn a_place_in_the_line_that_is_given_up_is_gone_and_a_permit_given_back_wa
 #[tokio::test]
 async fn the_first_machine_is_let_in_whatever_there_is_and_descriptors_count() {
     let host = || Host { available: 0, total: 1 << 40, descriptors: 0 };
-    let admission = Admission::with_host(host);
-    let _first = admission.enter(100_000).await.unwrap();
+    let admission = Admission::with_host(host, 1000);
+    let _first = admission.enter(100_000).await;
     let more = tokio::time::timeout(Duration::from_millis(300), admission.enter(100)).await;
     assert!(more.is_err(), "it waits");
 
     let admission =
-        Admission::with_host(|| Host { descriptors: DESCRIPTORS.0 + DESCRIPTORS.1 - 1, ..roomy() });
-    let _first = admission.enter(100).await.unwrap();
+        Admission::with_host(|| Host { descriptors: DESCRIPTORS.0 + DESCRIPTORS.1 - 1, ..roomy() }, 1000);
+    let _first = admission.enter(100).await;
     let more = tokio::time::timeout(Duration::from_millis(300), admission.enter(100)).await;
     assert!(more.is_err(), "it waits for descriptors");
+}
+
+#[tokio::test]
+async fn the_stock_does_not_stand_in_line_and_numbers_are_bounded() {
+    let admission = Arc::new(Admission::with_host(roomy, 2));
+    let first = admission.try_enter(100).unwrap();
+    let _second = admission.enter(100).await;
+    assert_eq!(admission.try_enter(100).unwrap_err().code(), "capacity", "two are the most");
+    let waiting = {
+        let admission = Arc::clone(&admission);
+        tokio::spawn(async move { admission.enter(100).await })
+    };
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    drop(first);
+    let third = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("it is woken").unwrap();
+    drop(third);
+    admission.try_enter(100).unwrap();
 }
 
 #[test]
