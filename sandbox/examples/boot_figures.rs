@@ -20,6 +20,8 @@
 //!
 //! For the last `HAYFORK_FIRECRACKER` is a command that starts it, of words without blanks; it is not part of this project.
 
+mod counting;
+
 use std::fs;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -31,16 +33,13 @@ use std::time::{Duration, Instant};
 use hayfork_sandbox::{
     Engine, EngineOptions, ExecuteOptions, KernelFlavour, Language, RunEvent, Sandbox, SandboxOptions,
 };
-use rustix::time::{ClockId, clock_gettime};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+use self::counting::{Outcome, costs, counted, exits_are_counted, median, own_time, time_of_threads};
 
 /// Rounds of a figure; the median counts.
 const ROUNDS: usize = 5;
 /// No boot takes that long.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where each exit of a virtual CPU to user space is counted.
-const EXITS: &str = "/sys/kernel/tracing/events/kvm/kvm_userspace_exit";
 
 fn main() -> Outcome<()> {
     let options = EngineOptions {
@@ -85,7 +84,7 @@ fn main() -> Outcome<()> {
         Ok(cost)
     });
     println!("figure python_print {} within 1 %", median(rounds)?);
-    if Path::new(EXITS).exists() {
+    if exits_are_counted() {
         let rounds = (0..ROUNDS).map(|_| {
             let (sandbox, exits) = counted(|| Ok(create()?))?;
             close(sandbox)?;
@@ -115,57 +114,6 @@ async fn print(sandbox: &Sandbox) -> Outcome<()> {
     Err("nothing was printed".into())
 }
 
-/// The median of some values, after all of them.
-fn median(values: impl Iterator<Item = Outcome<u64>>) -> Outcome<u64> {
-    let mut values = values.collect::<Outcome<Vec<u64>>>()?;
-    println!("rounds {values:?}");
-    values.sort_unstable();
-    values.get(values.len() / 2).copied().ok_or_else(|| "no rounds".into())
-}
-
-/// Does something; gives what it took by a clock.
-fn costs<T>(clock: impl Fn() -> u64, action: impl FnOnce() -> Outcome<T>) -> Outcome<(T, u64)> {
-    let start = clock();
-    let done = action()?;
-    Ok((done, clock() - start))
-}
-
-/// Processor time of this process, in nanoseconds, that of threads which have ended included.
-fn own_time() -> u64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    // It starts at 0, so neither part is negative.
-    let (seconds, rest) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + rest.unwrap_or(0)
-}
-
-/// Processor time, in nanoseconds, that those living threads of a process have taken whose names begin so (kernel
-/// documentation, scheduler/sched-stats).
-fn time_of_threads(process: &str, name: &str) -> Outcome<u64> {
-    let mut sum = 0;
-    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        let thread = thread?.path();
-        // Threads may end meanwhile.
-        let Ok(own_name) = fs::read_to_string(thread.join("comm")) else { continue };
-        if own_name.starts_with(name) {
-            let text = fs::read_to_string(thread.join("schedstat"))?;
-            sum += text.split_whitespace().next().ok_or("an empty schedstat")?.parse::<u64>()?;
-        }
-    }
-    if sum == 0 { Err(format!("no thread is named {name}").into()) } else { Ok(sum) }
-}
-
-/// Does something; gives the number of exits to user space of all virtual CPUs meanwhile.
-fn counted<T>(action: impl FnOnce() -> Outcome<T>) -> Outcome<(T, u64)> {
-    let trigger = Path::new(EXITS).join("trigger");
-    fs::write(&trigger, "hist:keys=reason")?;
-    let done = action();
-    let table = fs::read_to_string(Path::new(EXITS).join("hist"));
-    fs::write(&trigger, "!hist:keys=reason")?;
-    let table = table?;
-    let hits = table.lines().find_map(|line| line.trim().strip_prefix("Hits:"));
-    Ok((done?, hits.ok_or("the table of exits has no sum")?.trim().parse()?))
-}
-
 /// The same boot with Firecracker: until the agent takes a connection.
 fn firecracker(command: &str, kernel: &Path, initramfs: &Path, root: &Path) -> Outcome<()> {
     let folder = std::env::temp_dir().join("firecracker");
@@ -190,7 +138,7 @@ fn firecracker(command: &str, kernel: &Path, initramfs: &Path, root: &Path) -> O
         let rounds = (0..ROUNDS).map(|_| time_of_threads(&boot()?.process.id().to_string(), thread));
         println!("figure firecracker.{figure}.agent_ready {} within 5 %", median(rounds)?);
     }
-    if Path::new(EXITS).exists() {
+    if exits_are_counted() {
         let rounds = (0..ROUNDS).map(|_| Ok(counted(boot)?.1));
         println!("figure firecracker.exits.agent_ready {} within 5 %", median(rounds)?);
     }

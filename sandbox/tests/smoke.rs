@@ -1,5 +1,5 @@
-//! What must work on every machine that hayfork is used on: each language runs code, keeps its state and tells of errors, and one
-//! guest after the other boots.
+//! What must work on every machine that hayfork is used on: each language runs code, keeps its state and tells of errors, one
+//! guest after the other boots, and guests that were kept go on in others, which are nobody's twins.
 //!
 //! Made small, since it runs in the nested rig too (`tests/rig/`), where a guest's instructions take 30 times as long. It
 //! prints what it ran on: backend, kernel, and digests of the files that are in the guest, computed anew.
@@ -7,15 +7,16 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::{block_on, create, engine, err, out, run};
 use hayfork_sandbox::images::Lookup;
 use hayfork_sandbox::{
     CommandOptions, Engine, EngineOptions, Execution, KernelFlavour, Language, Sandbox, SandboxOptions,
-    Status,
+    StartedFrom, Status, WarmOptions,
 };
 
 /// A sandbox, after saying where it runs.
@@ -148,6 +149,162 @@ fn boots_in_a_row() {
             let echo = sandbox.command(CommandOptions::new(["echo", "hello"])).collect().await.unwrap();
             assert_eq!(out(&echo), "hello\n");
             sandbox.close().await.unwrap();
+        }
+    });
+}
+
+/// What a guest says that no two may say alike: numbers of its language's generators, then its machine id and host name.
+fn draw(language: Language) -> &'static str {
+    match language {
+        Language::Python => {
+            "import os, random, socket, uuid\n\
+             print(random.random(), os.urandom(8).hex(), uuid.uuid4())\n\
+             print(open('/etc/machine-id').read().strip(), socket.gethostname())"
+        }
+        Language::JavaScript => {
+            "console.log(Math.random(), crypto.randomUUID())\n\
+             console.log(require('fs').readFileSync('/etc/machine-id', 'utf8').trim(), require('os').hostname())"
+        }
+        Language::Shell => {
+            "echo $RANDOM$RANDOM$RANDOM $SRANDOM\n\
+             cat /etc/machine-id /proc/sys/kernel/hostname"
+        }
+    }
+}
+
+/// What guests have said of themselves, each word once.
+#[derive(Default)]
+struct Nobodies(HashSet<String>);
+
+impl Nobodies {
+    /// Has a guest say who it is, and compares it with all before it.
+    async fn meet(&mut self, guest: &Sandbox) {
+        let said = out(&run(guest, draw(guest.language())).await);
+        assert!(said.split_whitespace().count() >= 4, "{said}");
+        for word in said.split_whitespace() {
+            if word == "sandbox" {
+                // The images' host name.
+                assert_eq!(guest.boot_timings().from, StartedFrom::Boot, "{said}");
+                continue;
+            }
+            assert!(self.0.insert(word.to_owned()), "two guests say {word}: {said}");
+        }
+        assert!(self.0.insert(guest.id().to_owned()));
+    }
+}
+
+fn seconds_since_the_epoch() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
+
+/// A warm python is kept, ends, and goes on in others, which live at the same time, after a while.
+#[test]
+#[ignore = "needs the image set"]
+fn clones() {
+    const CLOCK_MARGIN: f64 = 0.05;
+    const PASSED: Duration = Duration::from_secs(2);
+    let engine = engine();
+    block_on(&engine, async {
+        let original = sandbox(&engine, Language::Python).await;
+        let mut nobodies = Nobodies::default();
+        nobodies.meet(&original).await;
+        let kept =
+            "import time; random.seed(7); x = [40]; open('f', 'w').write('kept'); before = time.monotonic()";
+        assert_printed(&run(&original, kept).await, "");
+        let start = Instant::now();
+        let snapshot = original.snapshot().await.unwrap();
+        println!("kept in {:?}", start.elapsed());
+        original.close().await.unwrap();
+        tokio::time::sleep(PASSED).await;
+
+        let mut alive = Vec::new();
+        for number in 0..3 {
+            let clone = snapshot.restore().await.unwrap();
+            println!("clone {number}: {:?}", clone.boot_timings());
+            assert_eq!(clone.boot_timings().from, StartedFrom::Template);
+            let earliest = seconds_since_the_epoch();
+            let clocks = out(&run(&clone, "print(time.time(), time.monotonic() - before)").await);
+            let latest = seconds_since_the_epoch();
+            let (wall, monotonic) = clocks.trim().split_once(' ').unwrap();
+            let (wall, monotonic) = (wall.parse::<f64>().unwrap(), monotonic.parse::<f64>().unwrap());
+            assert!(
+                (earliest - CLOCK_MARGIN..=latest + CLOCK_MARGIN).contains(&wall),
+                "{earliest} {wall} {latest}"
+            );
+            assert!((0.0..PASSED.as_secs_f64()).contains(&monotonic), "{monotonic}");
+            nobodies.meet(&clone).await;
+            assert_printed(&run(&clone, "print(sum(x), open('f').read())").await, "40 kept\n");
+            let own = format!("x.append({number}); print(sum(x), open('f', 'a').write('!'))");
+            assert_printed(&run(&clone, &own).await, &format!("{} 1\n", 40 + number));
+            let slept = "t = time.monotonic(); time.sleep(0.2); print(0.2 <= time.monotonic() - t)";
+            assert_printed(&run(&clone, slept).await, "True\n");
+            alive.push((number, clone));
+        }
+        for (number, clone) in alive {
+            let expected = format!("{} kept!\n", 40 + number);
+            assert_printed(&run(&clone, "print(sum(x), open('f').read())").await, &expected);
+            clone.close().await.unwrap();
+        }
+    });
+}
+
+/// Running sandboxes of each language, forked while they live, and forks of forks.
+#[test]
+#[ignore = "needs the image set"]
+fn forks() {
+    let engine = engine();
+    block_on(&engine, async {
+        let mut nobodies = Nobodies::default();
+        for (language, set, add) in [
+            (Language::Python, "n = [40]", "n.append(1); print(sum(n))"),
+            (
+                Language::JavaScript,
+                "const n = [40]",
+                "n.push(1); console.log(n.reduce((a: number, b: number) => a + b))",
+            ),
+            (Language::Shell, "n=40; RANDOM=7", "echo $((n += 1))"),
+        ] {
+            let original = sandbox(&engine, language).await;
+            assert_printed(&run(&original, set).await, "");
+            let start = Instant::now();
+            let forks = original.fork(2).await.unwrap();
+            println!("two forks in {:?}", start.elapsed());
+            assert_printed(&run(&forks[0], add).await, "41\n");
+            let second = forks[0].fork(1).await.unwrap().pop().unwrap();
+            for (guest, expected) in [(&second, 42), (&forks[0], 42), (&forks[1], 41), (&original, 41)] {
+                assert_printed(&run(guest, add).await, &format!("{expected}\n"));
+                nobodies.meet(guest).await;
+            }
+            for guest in forks.iter().chain([&second, &original]) {
+                guest.close().await.unwrap();
+            }
+        }
+    });
+}
+
+/// Guests that are kept ready: nobody was in them before, and they are made up for.
+#[test]
+#[ignore = "needs the image set"]
+fn fresh_ones_of_the_pool() {
+    const SECRET: &str = "import os\n\
+                          print('secret' in globals(), os.path.exists('/tmp/secret'))\n\
+                          secret = open('/tmp/secret', 'w').write('mine')";
+    let engine = engine();
+    block_on(&engine, async {
+        let warm = |count| WarmOptions { language: Language::Python, memory_mib: None, cpus: None, count };
+        engine.keep_warm(warm(2)).unwrap();
+        let mut nobodies = Nobodies::default();
+        for round in 0..4 {
+            assert!(engine.wait_warm(Duration::from_secs(120)).await.unwrap(), "the pool does not fill up");
+            let start = Instant::now();
+            let guest = create(&engine, Language::Python).await;
+            let printed = run(&guest, "print(1)").await;
+            println!("round {round}: printed after {:?}", start.elapsed());
+            assert_printed(&printed, "1\n");
+            assert_eq!(guest.boot_timings().from, StartedFrom::Pool);
+            assert_printed(&run(&guest, SECRET).await, "False False\n");
+            nobodies.meet(&guest).await;
+            guest.close().await.unwrap();
         }
     });
 }

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from hayfork_rig.control import Finished, OutOfTimeError
 from hayfork_rig.errors import RigError
-from hayfork_rig.figures import Figure, compare, parse
+from hayfork_rig.figures import Figure, attempts, compare, parse
 
 TOOLS = {"qemu": "7.2"}
 
@@ -88,3 +89,20 @@ def test_a_figure_may_be_allowed_a_wider_spread(committed: Path) -> None:
     spread = (990.0, 1000.0, 1010.0)
     assert not compare({"a": Figure(spread), "b": steady(50.0)}, TOOLS, committed, update=False)
     assert compare({"a": Figure(spread, 0.02), "b": steady(50.0)}, TOOLS, committed, update=False)
+
+
+def test_a_program_that_hangs_or_fails_is_run_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    ends = iter([None, Finished(3, b"broken"), Finished(0, b"figure a 1")])
+
+    def run() -> Finished:
+        end = next(ends)
+        if end is None:
+            raise OutOfTimeError("program", b"so far")
+        return end
+
+    assert attempts(run, "program") == "figure a 1"
+    out = capsys.readouterr().out
+    assert "so far" in out
+    assert "failed (3):\nbroken" in out
+    with pytest.raises(RigError, match="does not end well"):
+        attempts(lambda: Finished(1, b"broken"), "program")
