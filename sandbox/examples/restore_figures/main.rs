@@ -5,6 +5,7 @@
 //! |---|---|---|
 //! | `restore` | a template of the backend | the machine is made, mapped, in its state, and may go on: the monitor's share, and nothing of the guest |
 //! | `restore.ahead` | the same, with the pages that a clone uses made ahead | |
+//! | `restore.page_ahead` | | of that, each page |
 //! | `template.acknowledged` | [`Engine::create`] with a template and no stock | the agent has acknowledged what makes it nobody's twin |
 //! | `template.python_print` | the same | `print(1)` has its result |
 //! | `pool.hand_out` | `create` with a stock | the sandbox is there |
@@ -15,11 +16,12 @@
 //! Instructions are processor time of this process, kernel and guest included: what a machine waits for the kernel (grace periods,
 //! while it is created) is the kernel's clock's affair. `restore`'s elapsed time, these waits included, is printed and is no figure.
 //!
-//! In the first two the guest has no part: in the rig the thread that restores is ahead of the virtual CPU's, which has to wait until the
+//! In those of `restore` the guest has no part: in the rig the thread that restores is ahead of the virtual CPU's, which has to wait until the
 //! clock was read. The stock is not filled up while something is measured; that costs what `template.acknowledged` and a
 //! first print cost, at another time.
 
 #[path = "../counting/mod.rs"]
+#[allow(dead_code)] // Shared.
 mod counting;
 mod unsafe_priority;
 mod watched;
@@ -34,13 +36,15 @@ use hayfork_sandbox::{
 use hayfork_vmm::backend::Template;
 use hayfork_vmm::monitor::settle;
 
-use self::counting::{Outcome, costs, counted, exits_are_counted, median, own_time, time_of_threads};
+use self::counting::{Outcome, costs, counted, exits_are_counted, own_time, time_of_threads};
 use self::watched::Watched;
 
-/// Rounds of a figure of guests; the median counts.
-const ROUNDS: usize = 5;
-/// Rounds of a figure of the monitor; the least counts, being that which no timer has disturbed.
+/// Rounds of a figure of guests; the least counts, being that which no timer has disturbed.
+const ROUNDS: usize = 10;
+/// Rounds of a figure of the monitor; as above.
 const RESTORES: usize = 20;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// Nothing takes that long.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Ample for whatever was begun to come to its end.
@@ -64,39 +68,63 @@ fn main() -> Outcome<()> {
     if std::env::var_os("HAYFORK_RIG").is_some() {
         unsafe_priority::first()?;
     }
-    restores("restore", &*plain)?;
-    restores("restore.ahead", &*ahead)
+    let least = restores("restore", &*plain)?;
+    println!("figure restore {least} within 1 %");
+    let with_pages = restores("restore.ahead", &*ahead)?;
+    println!("figure restore.ahead {with_pages} shown");
+    println!("figure restore.page_ahead {} within 2 %", (with_pages - least) / (kept.ahead_bytes / PAGE));
+    Ok(())
 }
 
 fn warm(count: usize) -> WarmOptions {
     WarmOptions { language: Language::Python, memory_mib: None, cpus: None, count }
 }
 
-/// A machine of the stock, while that is not filled up.
+/// A machine of the stock, which is not filled up meanwhile. It is the only one that lives, since those that wait have timers.
 fn pool(engine: &Engine, watched: &Watched) -> Outcome<()> {
-    let runtime = engine.runtime();
-    // One more, since the first code that runs reads in what the others use.
-    let stock = 2 * ROUNDS + 1;
-    engine.keep_warm(warm(stock))?;
-    if !runtime.block_on(engine.wait_warm(LIMIT * 5))? {
-        return Err("the pool does not fill up".into());
-    }
-    watched.shut();
-    figures(engine, "pool", "hand_out", StartedFrom::Pool)?;
+    engine.keep_warm(warm(1))?;
+    let fill = || {
+        watched.open();
+        let is_full = engine.runtime().block_on(engine.wait_warm(LIMIT * 5))?;
+        watched.shut();
+        if is_full { Ok(()) } else { Err("the pool does not fill up".into()) }
+    };
+    let cost = figures(engine, StartedFrom::Pool, fill)?;
     engine.keep_warm(warm(0))?;
     watched.open();
     sleep(PAUSE);
     settle();
+    println!("figure pool.hand_out {} within 2 %", cost.created);
+    println!("figure pool.python_print {} within 2 %", cost.printed);
+    println!("figure vcpu.pool.python_print {} within 2 %", cost.on_vcpu);
+    println!("figure exits.pool.python_print {} shown", cost.exits);
     Ok(())
 }
 
-/// A machine made of the template when it is asked for.
+/// A machine made of the template when it is asked for. Templates differ: where things lie in a guest's memory is chance.
 fn template(engine: &Engine) -> Outcome<()> {
-    figures(engine, "template", "acknowledged", StartedFrom::Template)
+    let cost = figures(engine, StartedFrom::Template, || Ok(()))?;
+    println!("figure template.acknowledged {} shown", cost.created);
+    println!("figure template.python_print {} shown", cost.printed);
+    println!("figure vcpu.template.python_print {} shown", cost.on_vcpu);
+    println!("figure exits.template.python_print {} shown", cost.exits);
+    Ok(())
 }
 
-/// Figures of sandboxes that come from there: `KIND.CREATED` and `KIND.python_print`, and their parts.
-fn figures(engine: &Engine, kind: &str, created: &str, from: StartedFrom) -> Outcome<()> {
+/// What a sandbox costs, the least of all rounds.
+struct Cost {
+    /// Until it is there.
+    created: u64,
+    /// Until it has printed.
+    printed: u64,
+    /// Of that, the virtual CPU's thread.
+    on_vcpu: u64,
+    /// Exits to user space until it has printed; 0 where they are not counted.
+    exits: u64,
+}
+
+/// Costs of sandboxes that come from there. `prepare` comes before each.
+fn figures(engine: &Engine, from: StartedFrom, prepare: impl Fn() -> Outcome<()>) -> Outcome<Cost> {
     let runtime = engine.runtime();
     let create = || -> Outcome<Sandbox> {
         let sandbox = runtime.block_on(engine.create(SandboxOptions::new(Language::Python)))?;
@@ -105,48 +133,38 @@ fn figures(engine: &Engine, kind: &str, created: &str, from: StartedFrom) -> Out
             other => Err(format!("the sandbox is of {other:?}, not of {from:?}").into()),
         }
     };
-    let close = |sandbox: Sandbox| -> Outcome<()> {
+    let on_vcpu = || time_of_threads("self", "hayfork-vcpu0");
+    let mut all = Vec::new();
+    // The first one, which is not counted, reads in what the others use.
+    for _ in 0..=ROUNDS {
+        prepare()?;
+        // Threads that are left end meanwhile, and the guest of the stock falls asleep.
+        sleep(Duration::from_millis(100));
+        let count = || {
+            // A virtual CPU of the stock has lived before.
+            let (vcpu, start) = (on_vcpu().unwrap_or(0), own_time());
+            let sandbox = create()?;
+            let created = own_time() - start;
+            runtime.block_on(print(&sandbox))?;
+            let printed = own_time() - start;
+            Ok((sandbox, Cost { created, printed, on_vcpu: on_vcpu()? - vcpu, exits: 0 }))
+        };
+        let ((sandbox, cost), exits) = if exits_are_counted() { counted(count)? } else { (count()?, 0) };
         runtime.block_on(sandbox.close())?;
-        drop(sandbox);
         settle();
-        // Threads that are left end meanwhile.
-        sleep(Duration::from_millis(50));
-        Ok(())
+        all.push(Cost { exits, ..cost });
+    }
+    let least = |what: &str, part: fn(&Cost) -> u64| {
+        let rounds: Vec<_> = all.iter().skip(1).map(part).collect();
+        println!("{from:?}, {what}: {rounds:?}");
+        rounds.into_iter().min().ok_or("no rounds")
     };
-    let (mut until_created, mut until_printed, mut on_vcpu) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..=ROUNDS {
-        let vcpus_before = time_of_threads("self", "hayfork-vcpu0").unwrap_or(0);
-        let start = own_time();
-        let sandbox = create()?;
-        let is_there = own_time() - start;
-        runtime.block_on(print(&sandbox))?;
-        let has_printed = own_time() - start;
-        // The virtual CPU of a machine of the stock has lived before.
-        let vcpu = time_of_threads("self", "hayfork-vcpu0")? - vcpus_before;
-        close(sandbox)?;
-        // The first one reads in what the others use.
-        if round > 0 {
-            until_created.push(Ok(is_there));
-            until_printed.push(Ok(has_printed));
-            on_vcpu.push(Ok(vcpu));
-        }
-    }
-    println!("figure {kind}.{created} {} within 2 %", median(until_created.into_iter())?);
-    println!("figure {kind}.python_print {} within 2 %", median(until_printed.into_iter())?);
-    println!("figure vcpu.{kind}.python_print {} within 2 %", median(on_vcpu.into_iter())?);
-    if exits_are_counted() {
-        let rounds = (0..ROUNDS).map(|_| {
-            let (sandbox, exits) = counted(|| {
-                let sandbox = create()?;
-                runtime.block_on(print(&sandbox))?;
-                Ok(sandbox)
-            })?;
-            close(sandbox)?;
-            Ok(exits)
-        });
-        println!("figure exits.{kind}.python_print {} within 2 %", median(rounds)?);
-    }
-    Ok(())
+    Ok(Cost {
+        created: least("created", |cost| cost.created)?,
+        printed: least("printed", |cost| cost.printed)?,
+        on_vcpu: least("on its virtual CPU", |cost| cost.on_vcpu)?,
+        exits: least("exits", |cost| cost.exits)?,
+    })
 }
 
 /// Runs a program until its result is there.
@@ -156,7 +174,7 @@ async fn print(sandbox: &Sandbox) -> Outcome<()> {
 }
 
 /// The monitor's share of a restore.
-fn restores(name: &str, template: &dyn Template) -> Outcome<()> {
+fn restores(name: &str, template: &dyn Template) -> Outcome<u64> {
     let (mut least, mut elapsed) = (u64::MAX, Vec::new());
     for round in 0..=RESTORES {
         let start = Instant::now();
@@ -177,6 +195,5 @@ fn restores(name: &str, template: &dyn Template) -> Outcome<()> {
         elapsed[RESTORES - 1],
         elapsed[RESTORES / 2]
     );
-    println!("figure {name} {least} within 2 %");
-    Ok(())
+    Ok(least)
 }

@@ -4,7 +4,8 @@ A program prints lines `figure NAME VALUE`, VALUE being nanoseconds by L1's cloc
 each time in a fresh L1. What does not repeat within `MOST_SPREAD` is no figure and fails, as does one that has grown.
 `figure NAME VALUE within 2 %` allows a figure more: a Linux guest's boot draws random numbers and meets timers.
 
-Figures of another monitor, which is not part of this project (`FOREIGN`), are only shown.
+Figures that say so (`figure NAME VALUE shown`), and those of another monitor, which is not part of this project
+(`FOREIGN`), are only shown.
 """
 
 from __future__ import annotations
@@ -36,15 +37,22 @@ FOREIGN = "firecracker."
 _RUN_SECONDS = 900.0
 _ATTEMPTS = 3
 _TRACING = "/sys/kernel/tracing"
-_FIGURE = re.compile(r"^figure ([\w.-]+) (\d+(?:\.\d+)?)(?: within (\d+(?:\.\d+)?) %)?$", re.MULTILINE)
+_FIGURE = re.compile(r"^figure ([\w.-]+) (\d+(?:\.\d+)?)(?: within (\d+(?:\.\d+)?) %| (shown))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The values of one figure, one for each run, and what they may differ by (as `spread` has it)."""
+    """The values of one figure, one for each run.
+
+    Attributes:
+        values: The values.
+        most_spread: What they may differ by, as `spread` has it.
+        kept: Whether it is held against committed ones, and is not only shown.
+    """
 
     values: tuple[float, ...]
     most_spread: float = MOST_SPREAD
+    kept: bool = True
 
     @property
     def median(self) -> float:
@@ -100,7 +108,11 @@ def measure(
     if odd or not values:
         raise RigError(f"not every run printed the figures {odd}" if odd else "no figures were printed")
     return {
-        name: Figure(tuple(each.median for each in one), max(each.most_spread for each in one))
+        name: Figure(
+            tuple(each.median for each in one),
+            max(each.most_spread for each in one),
+            all(each.kept for each in one) and not name.startswith(FOREIGN),
+        )
         for name, one in values.items()
     }
 
@@ -154,7 +166,8 @@ def parse(text: str) -> dict[str, Figure]:
     """
     found = _FIGURE.findall(text)
     figures = {
-        name: Figure((float(value),), float(within) / 100 if within else MOST_SPREAD) for name, value, within in found
+        name: Figure((float(value),), float(within) / 100 if within else MOST_SPREAD, not shown)
+        for name, value, within, shown in found
     }
     if len(figures) != len(found):
         raise RigError("a figure was printed twice")
@@ -172,15 +185,15 @@ def compare(measured: dict[str, Figure], tools: dict[str, str], committed: Path,
     """
     before = _read(committed)
     known = before.figures
-    foreign = {name: figure for name, figure in measured.items() if name.startswith(FOREIGN)}
-    measured = {name: figure for name, figure in measured.items() if name not in foreign}
+    shown = {name: figure for name, figure in measured.items() if not figure.kept or name.startswith(FOREIGN)}
+    measured = {name: figure for name, figure in measured.items() if name not in shown}
     verdicts = {name: _verdict(figure, known.get(name)) for name, figure in measured.items()}
     for name, figure in sorted(measured.items()):
         old = known.get(name)
         change = f"{(figure.median / old - 1) * 100:+7.2f} %" if old else f"{'new':>9}"
         print(f"  {name:<44} {figure.median:>14,.1f} {change}  spread {figure.spread * 100:.3f} %  {verdicts[name]}")
-    for name, figure in sorted(foreign.items()):
-        print(f"  {name:<44} {figure.median:>14,.1f} {'':>9}  spread {figure.spread * 100:.3f} %  for comparison")
+    for name, figure in sorted(shown.items()):
+        print(f"  {name:<44} {figure.median:>14,.1f} {'':>9}  spread {figure.spread * 100:.3f} %  only shown")
     gone = sorted(known.keys() - measured.keys())
     for name in gone:
         print(f"  {name:<44} {'':>14} {'':>9}  is not measured any more")

@@ -77,10 +77,20 @@ def test_a_broken_file_is_named_and_a_missing_one_is_no_trouble(tmp_path: Path) 
         compare({"a": steady(1.0)}, TOOLS, path, update=False)
 
 
+def test_figures_that_do_not_repeat_by_nature_are_shown_and_not_kept(
+    committed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert parse("figure a 7 shown\nfigure b 7 shown within 2 %\n") == {"a": Figure((7.0,), kept=False)}
+    measured = {"a": steady(1000.0), "b": steady(50.0), "c": Figure((1.0, 9.0), kept=False)}
+    assert compare(measured, TOOLS, committed, update=True)
+    assert "only shown" in capsys.readouterr().out
+    assert set(json.loads(committed.read_text())["figures"]) == {"a", "b"}
+
+
 def test_figures_of_another_monitor_are_shown_and_not_kept(committed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measured = {"a": steady(1000.0), "b": steady(50.0), "firecracker.a": Figure((1.0, 9.0))}
     assert compare(measured, TOOLS, committed, update=False)
-    assert "for comparison" in capsys.readouterr().out
+    assert "only shown" in capsys.readouterr().out
     assert compare(measured, TOOLS, committed, update=True)
     assert set(json.loads(committed.read_text())["figures"]) == {"a", "b"}
 
