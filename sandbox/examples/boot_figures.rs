@@ -45,7 +45,8 @@ fn main() -> Outcome<()> {
     let options = EngineOptions {
         backend: Some(String::from("monitor")),
         boot_timeout: LIMIT,
-        template_store: hayfork_sandbox::TemplateStore::Off,
+        // Each boots.
+        templates: false,
         ..EngineOptions::default()
     };
     let engine = Engine::new(options)?;

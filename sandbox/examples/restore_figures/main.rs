@@ -31,7 +31,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use hayfork_sandbox::{
-    Engine, EngineOptions, ExecuteOptions, Language, Sandbox, SandboxOptions, StartedFrom, WarmOptions,
+    Engine, EngineOptions, ExecuteOptions, Language, Sandbox, SandboxOptions, StartedFrom, TemplateStore,
+    WarmOptions,
 };
 use hayfork_vmm::backend::Template;
 use hayfork_vmm::monitor::settle;
@@ -52,7 +53,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 fn main() -> Outcome<()> {
     let watched = Watched::default();
-    let options = EngineOptions { boot_timeout: LIMIT, ..EngineOptions::default() };
+    let options =
+        EngineOptions { boot_timeout: LIMIT, template_store: TemplateStore::Off, ..EngineOptions::default() };
     let engine = Engine::with_backend(options, Arc::new(watched.clone()))?;
     pool(&engine, &watched)?;
     template(&engine)?;
@@ -138,7 +140,7 @@ fn figures(engine: &Engine, from: StartedFrom, prepare: impl Fn() -> Outcome<()>
     // The first one, which is not counted, reads in what the others use.
     for _ in 0..=ROUNDS {
         prepare()?;
-        // Threads that are left end meanwhile, and the guest of the stock falls asleep.
+        // Threads that are left end meanwhile; the guest of the stock is warmed up, and falls asleep.
         sleep(Duration::from_millis(100));
         let count = || {
             // A virtual CPU of the stock has lived before.
