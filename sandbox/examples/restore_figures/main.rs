@@ -97,8 +97,8 @@ fn pool(engine: &Engine, watched: &Watched) -> Outcome<()> {
     sleep(PAUSE);
     settle();
     println!("figure pool.hand_out {} within 2 %", cost.created);
-    println!("figure pool.python_print {} within 2 %", cost.printed);
-    println!("figure vcpu.pool.python_print {} within 2 %", cost.on_vcpu);
+    println!("figure pool.python_print {} shown", cost.printed);
+    println!("figure vcpu.pool.python_print {} shown", cost.on_vcpu);
     println!("figure exits.pool.python_print {} shown", cost.exits);
     Ok(())
 }
