@@ -244,6 +244,16 @@ pub trait Machine: Send {
         Err(BackendError::Unsupported { what: "a running machine cannot be kept or forked" })
     }
 
+    /// Makes a machine that was [restored](Template::restore) again what it was then, as if another had been made: nothing is left
+    /// of what it did since. Its agent's stream ends, and [`Machine::take_channel`] gives a new one.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`]; the machine has ended, was not made by a restore, or the host refuses something. In each
+    /// case but the first it has ended then.
+    fn reset(&mut self) -> Result<(), BackendError> {
+        Err(BackendError::Unsupported { what: "a machine cannot be used again" })
+    }
+
     /// Guest addresses of pages that a machine like this one had better have ahead, by what this one has used since it was made;
     /// in ranges of whole pages. Empty where that is not known.
     fn working_set(&self) -> Vec<Range<u64>> {

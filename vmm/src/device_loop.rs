@@ -52,11 +52,19 @@ struct Stop {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Parking {
     wanted: bool,
     /// The thread holds nothing half done, and waits.
     parked: bool,
+    /// What it serves from here on, in place of what it has served.
+    next: Option<Box<EventManager<Subscriber>>>,
+}
+
+impl std::fmt::Debug for Parking {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parking").field("wanted", &self.wanted).finish_non_exhaustive()
+    }
 }
 
 impl Stop {
@@ -64,8 +72,8 @@ impl Stop {
         self.parking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread waits here while it is to be parked.
-    fn park_if_wanted(&self) {
+    /// The thread waits here while it is to be parked. Gives what it is to serve from here on, if that is something else.
+    fn park_if_wanted(&self) -> Option<Box<EventManager<Subscriber>>> {
         let mut parking = self.parking();
         while parking.wanted && !self.wanted.load(Ordering::SeqCst) {
             parking.parked = true;
@@ -73,6 +81,17 @@ impl Stop {
             parking = self.changed.wait(parking).unwrap_or_else(PoisonError::into_inner);
         }
         parking.parked = false;
+        parking.next.take()
+    }
+
+    /// What waits for the events of these subscribers, and for this bell.
+    fn manager(stop: &Arc<Self>, subscribers: Vec<Subscriber>) -> io::Result<EventManager<Subscriber>> {
+        let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;
+        manager.add_subscriber(Box::new(StopSubscriber(Arc::clone(stop))));
+        for subscriber in subscribers {
+            manager.add_subscriber(subscriber);
+        }
+        Ok(manager)
     }
 }
 
@@ -100,18 +119,16 @@ impl DeviceLoop {
         let stop = Arc::new(Stop {
             wanted: AtomicBool::new(false),
             bell,
-            parking: Mutex::new(Parking { wanted: true, parked: false }),
+            parking: Mutex::new(Parking { wanted: true, parked: false, next: None }),
             changed: Condvar::new(),
         });
-        let mut manager: EventManager<Subscriber> = EventManager::new().map_err(io::Error::other)?;
-        manager.add_subscriber(Box::new(StopSubscriber(Arc::clone(&stop))));
-        for subscriber in subscribers {
-            manager.add_subscriber(subscriber);
-        }
+        let mut manager = Box::new(Stop::manager(&stop, subscribers)?);
         let watched = Arc::clone(&stop);
         let thread = threads::spawn(Builder::new().name("hayfork-devices".into()), move || {
             while !watched.wanted.load(Ordering::SeqCst) {
-                watched.park_if_wanted();
+                if let Some(next) = watched.park_if_wanted() {
+                    manager = next;
+                }
                 if let Err(error) = manager.run() {
                     // Only a lack of kernel memory gets here. Waiting makes room.
                     tracing::warn!(%error, "waiting for device events");
@@ -136,6 +153,17 @@ impl DeviceLoop {
     pub fn resume(&self) {
         self.stop.parking().wanted = false;
         self.stop.changed.notify_all();
+    }
+
+    /// Has the thread serve others from [`Self::resume`] on. It must be [parked](Self::park). Those that it has served are dropped
+    /// by it, without another event.
+    ///
+    /// # Errors
+    /// There is no descriptor left. Nothing has changed then.
+    pub fn replace(&self, subscribers: Vec<Subscriber>) -> io::Result<()> {
+        let next = Box::new(Stop::manager(&self.stop, subscribers)?);
+        self.stop.parking().next = Some(next);
+        Ok(())
     }
 
     /// Stops the thread and waits until it is gone, and its subscribers with it.

@@ -25,6 +25,7 @@ mod device_state;
 mod devices;
 mod ports;
 mod report;
+mod reset;
 mod snapshot;
 mod working_set;
 
@@ -218,6 +219,11 @@ impl<V: Vm> Machine<V> {
     /// How much of the guest's RAM takes host memory; `None` once it was taken apart, or where the kernel does not say.
     pub fn resident(&self) -> Option<Resident> {
         self.slow.as_ref()?.1.resident().ok()
+    }
+
+    /// The guest's RAM as it is at the moment; `None` once it was taken apart.
+    pub fn ram(&self) -> Option<&GuestRam> {
+        self.slow.as_ref().map(|(_, ram)| ram)
     }
 
     /// Forgets what belongs to the parent, in a child made by fork: nothing is unmapped or closed in the guest's name that the

@@ -265,6 +265,15 @@ impl<V: Vm> VcpuThreads<V> {
         sum
     }
 
+    /// Counts exits from 0 again. The virtual CPUs must be paused, else one that counts at the moment goes on from its number.
+    pub fn forget_exits(&self) {
+        for counters in &self.control.exits {
+            for counter in [&counters.mmio, &counters.ports, &counters.others] {
+                counter.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
     fn check_process(&self) -> Result<(), VcpuError> {
         if std::process::id() == self.process { Ok(()) } else { Err(VcpuError::Forked) }
     }

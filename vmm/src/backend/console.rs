@@ -29,6 +29,11 @@ impl Ring {
         self.bytes.extend(new);
     }
 
+    /// Drops what is kept.
+    pub fn clear(&mut self) {
+        self.bytes = VecDeque::new();
+    }
+
     /// What is kept, as text that is safe to show: carriage returns are left out, other control characters but newline
     /// and tab are shown as U+FFFD, as is what is no UTF-8.
     pub fn text(&self) -> String {

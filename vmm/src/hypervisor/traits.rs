@@ -31,6 +31,9 @@ pub struct HostFacts {
     pub is_pvm: bool,
     /// Most virtual CPUs of one machine.
     pub max_vcpus: usize,
+    /// Whether the hypervisor keeps page tables of its own for those of a guest, by software, and so has to see every change of
+    /// them: memory that the host changes must be taken from the guest and given to it again. Also where that is not known.
+    pub is_shadowed: bool,
     /// Whether a guest's time stamp counter can be set (and so differ from the host's). Where it cannot, a restored guest
     /// sees the host's, and must not take its time from it.
     pub can_set_tsc: bool,
@@ -159,6 +162,14 @@ pub trait Vcpu {
     /// # Errors
     /// The hypervisor refuses.
     fn state(&self) -> Result<VcpuState, HypervisorError>;
+
+    /// Prepares one that has run for the state of another: what no [`VcpuState`] holds, and the guest can have changed, becomes
+    /// what it is in one that was just made. It must be [settled](Vcpu::settle), and [set](Vcpu::set_state) before it runs again;
+    /// all virtual CPUs of a machine are forgotten before any is set.
+    ///
+    /// # Errors
+    /// The hypervisor refuses. The virtual CPU is not to be used any more then.
+    fn forget(&mut self) -> Result<(), HypervisorError>;
 
     /// Makes this virtual CPU one that was saved. The machine's memory, interrupt chip and clock come first. One that has
     /// run keeps its features: then only a state with the same ones is taken.

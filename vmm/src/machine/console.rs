@@ -28,6 +28,13 @@ impl Console {
         self.lock().0.text()
     }
 
+    /// Forgets everything, as for another guest.
+    pub(crate) fn clear(&self) {
+        let (ring, watch) = &mut *self.lock();
+        ring.clear();
+        *watch = Watch::default();
+    }
+
     /// What the kernel said before it went.
     pub(crate) fn heard(&self) -> LastWords {
         self.lock().1.heard()

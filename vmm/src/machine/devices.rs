@@ -73,7 +73,6 @@ pub(super) type Line = Arc<dyn InterruptTrigger>;
 /// The devices of a machine, not served yet.
 pub(super) struct Devices {
     placed: Vec<Placed>,
-    wake: Arc<OwnedFd>,
     agent: UnixSocket,
     channel: UnixStream,
     kept: Kept,
@@ -87,6 +86,10 @@ pub(super) struct Kept {
     pub(super) block: Option<BlockState>,
     pub(super) serial: Arc<SerialPort>,
     pub(super) lines: Vec<Line>,
+    /// Doorbells of each device, once they are there.
+    bells: Vec<Bells>,
+    /// Rung for the vsock device.
+    wake: Arc<OwnedFd>,
 }
 
 /// Makes devices one after the other.
@@ -190,8 +193,10 @@ impl Devices {
             block,
             serial: Arc::new(serial),
             lines: maker.lines,
+            bells: maker.placed.iter().map(|device| Arc::clone(&device.bells)).collect(),
+            wake,
         };
-        Ok(Self { placed: maker.placed, wake, agent, channel, kept })
+        Ok(Self { placed: maker.placed, agent, channel, kept })
     }
 
     /// What processors reach by address and port.
@@ -209,8 +214,6 @@ impl Devices {
     /// Makes doorbells and starts the thread that answers them. Also gives the host's end of the agent's stream.
     pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, UnixStream, Kept), BackendError> {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
-        let mut subscribers: Vec<Subscriber> = Vec::new();
-        let mut bells_of_vsock = Vec::new();
         for (index, device) in self.placed.into_iter().enumerate() {
             let address = layout::device_address(index).0 + QUEUE_NOTIFY;
             let mut bells = Vec::new();
@@ -225,18 +228,55 @@ impl Devices {
                 bells.push(Arc::new(bell));
             }
             // Filled here only.
-            let _ = device.bells.set(bells.clone());
-            if index == 0 {
-                bells_of_vsock = bells;
-            } else {
-                subscribers.push(Box::new(DoorbellSubscriber::new(device.transport, bells)));
-            }
+            let _ = device.bells.set(bells);
         }
-        let vsock = Arc::clone(&self.kept.vsock);
-        let vsock = VsockSubscriber::new(vsock, bells_of_vsock, self.wake, self.agent).map_err(failed)?;
-        subscribers.push(Box::new(vsock));
+        let subscribers = self.kept.subscribers(self.agent).map_err(failed)?;
         let devices = DeviceLoop::start(subscribers).map_err(failed)?;
         Ok((devices, self.channel, self.kept))
+    }
+}
+
+impl Kept {
+    /// Those who serve the devices, with the device's end of the agent's stream.
+    fn subscribers(&self, agent: UnixSocket) -> std::io::Result<Vec<Subscriber>> {
+        let bells = |index: usize| self.bells.get(index).and_then(|bells| bells.get()).cloned();
+        let mut subscribers: Vec<Subscriber> = Vec::new();
+        for (index, transport) in self.transports.iter().enumerate().skip(1) {
+            let bells = bells(index).unwrap_or_default();
+            subscribers.push(Box::new(DoorbellSubscriber::new(Arc::clone(transport), bells)));
+        }
+        let (vsock, wake) = (Arc::clone(&self.vsock), Arc::clone(&self.wake));
+        let vsock = VsockSubscriber::new(vsock, bells(0).unwrap_or_default(), wake, agent)?;
+        subscribers.push(Box::new(vsock));
+        Ok(subscribers)
+    }
+
+    /// Makes the devices those that were saved, as if they had been made so, with nothing left of what went through them. All that
+    /// use them must be at rest, and guest memory must be what it was then. Gives the host's end of a new stream to the agent.
+    pub(super) fn rewind(
+        &self,
+        saved: &DevicesState,
+        devices: &DeviceLoop,
+    ) -> Result<UnixStream, BackendError> {
+        let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
+        if saved.transports.len() != self.transports.len() || saved.block != self.block {
+            return Err(prepare(OtherDevices));
+        }
+        let (agent, channel) = UnixSocket::pair().map_err(failed)?;
+        // Before the new ones, which may be rung for.
+        devices.replace(self.subscribers(agent).map_err(failed)?).map_err(failed)?;
+        self.transports.iter().for_each(|transport| transport.reset());
+        let vsock = vsock(Some(saved))?;
+        self.vsock.device(|device| *device = vsock);
+        self.console.device(|device| device.restore(&saved.console)).map_err(prepare)?;
+        self.serial.restore(&saved.serial).map_err(prepare)?;
+        for (transport, state) in self.transports.iter().zip(&saved.transports) {
+            transport.restore(state).map_err(prepare)?;
+        }
+        for bell in self.bells.iter().filter_map(|bells| bells.get()).flatten() {
+            bell.drain();
+        }
+        Ok(channel)
     }
 }
 

@@ -109,6 +109,11 @@ impl Template {
         Self { working_set, ..self.clone() }
     }
 
+    /// Everything but the memory.
+    pub fn state(&self) -> &MachineState {
+        &self.state
+    }
+
     /// The memory.
     pub fn memory(&self) -> &Arc<MemoryImage> {
         &self.memory
@@ -136,7 +141,7 @@ impl<V: Vm> Machine<V> {
     }
 
     /// Steps 1 to 3 of the [module](self).
-    fn rest(&self) -> Result<(), BackendError> {
+    pub(super) fn rest(&self) -> Result<(), BackendError> {
         self.vcpus.pause(PATIENCE).map_err(vcpu_error)?;
         if !self.devices.park(PATIENCE) {
             return Err(prepare(NotAtRest));
@@ -208,19 +213,26 @@ impl<V: Vm> Machine<V> {
         let (root, console_bytes) = (template.root.clone(), template.console_bytes);
         let parts = Parts { root, console_bytes, saved: Some(&state.devices) };
         let machine = Self::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
+        machine.go_on_as(&template.state)?;
+        Ok(machine)
+    }
+
+    /// Gives interrupt chip, clock and processors their state, and lets everything go. Memory and devices have theirs, and all
+    /// are parked.
+    pub(super) fn go_on_as(&self, state: &Arc<MachineState>) -> Result<(), BackendError> {
+        let (vm, _) = self.slow.as_ref().ok_or(BackendError::Killed)?;
         vm.set_interrupt_chip_state(&state.interrupt_chip)?;
         vm.set_clock(&state.clock)?;
-        let state = Arc::clone(&template.state);
-        let set = machine.vcpus.on_each(move |index, vcpu| {
+        let state = Arc::clone(state);
+        let set = self.vcpus.on_each(move |index, vcpu| {
             vcpu.set_state(&state.vcpus[usize::from(index)])?;
             // A guest without the clock that this is told by has no watchdog that it would calm.
             let _ = vcpu.tell_paused();
             Ok(())
         });
         set.map_err(vcpu_error)?.into_iter().collect::<Result<(), HypervisorError>>()?;
-        machine.kept.resume();
-        machine.go()?;
-        Ok(machine)
+        self.kept.resume();
+        self.go()
     }
 
     /// Guest addresses of pages that a machine like this one should have ahead, by what this one has used since it was made; see

@@ -127,8 +127,21 @@ impl GuestRam {
         Ok(())
     }
 
+    /// Makes it again what it was when it was [made](Self::of_image). The guest must be at rest. Nobody has a reference into it:
+    /// all accesses go through vm-memory's volatile ones.
+    ///
+    /// # Errors
+    /// It is not made of a saved guest's, or the kernel refuses, as it does for memory that is locked.
+    pub fn rewind(&mut self) -> io::Result<()> {
+        if self.base.is_none() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.observer = None;
+        self.regions.iter().try_for_each(|region| unsafe_map::drop_private(region))
+    }
+
     /// What it was made of, if that was a saved guest's.
-    pub(super) fn base(&self) -> Option<&Arc<MemoryImage>> {
+    pub(crate) fn base(&self) -> Option<&Arc<MemoryImage>> {
         self.base.as_ref()
     }
 

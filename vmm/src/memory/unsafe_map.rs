@@ -91,6 +91,16 @@ pub(super) fn overlay(
     Ok(())
 }
 
+/// Drops this process's own pages of a region: it has the content of its mappings again, which are private ones of images, and
+/// zeroes where there is none.
+pub(super) fn drop_private(region: &GuestRegionMmap) -> io::Result<()> {
+    let size = usize::try_from(region.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: The range is that of the region's own mapping, which stays. Content changes only as it might by a guest's writes at
+    // any time: there are no Rust references into guest memory.
+    let done = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTNEED) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Makes pages of a region there and the process's own, as a write to each of them would, in one call. A kernel that cannot
 /// (before 5.14) leaves it to the guest.
 ///

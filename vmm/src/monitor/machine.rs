@@ -24,13 +24,15 @@ pub(super) struct MonitorMachine {
     /// For those made of this one.
     ready: Arc<Ready>,
     digests: Option<ImageDigests>,
+    /// What it was made of, if it was restored.
+    origin: Option<Arc<Template>>,
     /// The process that launched it.
     owner: u32,
 }
 
 impl MonitorMachine {
     pub(super) fn new(ready: Arc<Ready>, machine: Machine<KvmVm>, digests: Option<ImageDigests>) -> Self {
-        Self { machine, ready, digests, owner: std::process::id() }
+        Self { machine, ready, digests, origin: None, owner: std::process::id() }
     }
 
     fn is_ours(&self) -> bool {
@@ -73,6 +75,19 @@ impl BackendMachine for MonitorMachine {
         }
         let template = self.machine.capture()?;
         Ok(Arc::new(MonitorTemplate::new(Arc::clone(&self.ready), template, self.digests.clone())))
+    }
+
+    fn reset(&mut self) -> Result<(), BackendError> {
+        if !self.is_ours() {
+            return Err(BackendError::ForkedProcess);
+        }
+        let Some(origin) = &self.origin else {
+            return Err(BackendError::Unsupported { what: "a machine that was booted cannot be used again" });
+        };
+        if let Some(report) = self.machine.report() {
+            return Err(report.into_error());
+        }
+        self.machine.reset_to(origin, self.ready.hypervisor.facts().is_shadowed)
     }
 
     fn working_set(&self) -> Vec<Range<u64>> {
@@ -119,17 +134,24 @@ impl MonitorTemplate {
     pub(super) fn new(ready: Arc<Ready>, template: Template, digests: Option<ImageDigests>) -> Self {
         Self { template: Arc::new(template), ready, digests }
     }
+
+    /// A machine that was made of it.
+    fn made(&self, machine: Machine<KvmVm>) -> Box<dyn BackendMachine> {
+        let mut made = MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone());
+        made.origin = Some(Arc::clone(&self.template));
+        Box::new(made)
+    }
 }
 
 impl BackendTemplate for MonitorTemplate {
     fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
         let machine = Machine::resume_from(&self.ready.hypervisor, &self.template)?;
-        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone())))
+        Ok(self.made(machine))
     }
 
     fn restore_observed(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
         let machine = Machine::resume_observed(&self.ready.hypervisor, &self.template)?;
-        Ok(Box::new(MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone())))
+        Ok(self.made(machine))
     }
 
     fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {

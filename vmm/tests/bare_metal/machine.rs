@@ -104,6 +104,14 @@ impl Machine {
         write(HANDLER >> 32, IDT + u64::from(VECTOR) * 16 + 8);
     }
 
+    /// Has the guest's handler handle the fault or interrupt of this vector too.
+    pub(crate) fn handle(&self, vector: u8) {
+        for half in [0, 8] {
+            let gate = self.word(IDT + u64::from(VECTOR) * 16 + half);
+            self.memory.write_obj(gate, GuestAddress(IDT + u64::from(vector) * 16 + half)).unwrap();
+        }
+    }
+
     /// A virtual CPU for this thread, about to execute at [`CODE`].
     pub(crate) fn vcpu(&self, index: u8) -> KvmVcpu {
         let mut vcpu = self.vm.create_vcpu(index).unwrap();

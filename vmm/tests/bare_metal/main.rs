@@ -10,6 +10,7 @@ mod exits;
 mod interrupts;
 mod leaks;
 mod machine;
+mod reset;
 mod state;
 mod threads;
 mod unsafe_guests;

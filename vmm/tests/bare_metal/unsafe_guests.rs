@@ -184,6 +184,32 @@ guests! {
         "2: mov eax, [rdi]"
         "jmp 2b";
 
+    /// Writes 0x5a001 to all model-specific registers of the ranges at 0x30010 (the first and the one behind the last, 4 bytes each;
+    /// zeroes end it), counts at 0x30000 those that take it, and says at port 0x12 that it is done. The handler, here of
+    /// general protection faults, passes over the instruction and its count.
+    writes_registers:
+        "mov ebp, 0x30000"
+        "mov esi, 0x30010"
+        "2: mov ecx, [rsi]"
+        "mov edi, [rsi + 4]"
+        "test edi, edi"
+        "jz 4f"
+        "3: mov eax, 0x5a001"
+        "xor edx, edx"
+        "wrmsr"
+        "inc dword ptr [rbp]"
+        "inc ecx"
+        "cmp ecx, edi"
+        "jne 3b"
+        "add esi, 8"
+        "jmp 2b"
+        "4: out 0x12, al"
+        "5: jmp 5b"
+        ".balign 256"
+        "add rsp, 8"
+        "add qword ptr [rsp], 5"
+        "iretq";
+
     /// Counts like `counts_at_a_device`, with the count in a vector register, a debug register, and on the stack too; one that
     /// differs goes to port 0x11. Two virtual CPUs count at two devices: rsi is the number of this one.
     counts_everywhere:

@@ -9,8 +9,8 @@ use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 use super::vm::KvmVm;
-use super::{convert, failed, unsafe_kick};
-use crate::hypervisor::x86_64::{CpuidEntry, X86Hypervisor, msr};
+use super::{convert, failed, state, unsafe_kick};
+use crate::hypervisor::x86_64::{CpuidEntry, Msr, X86Hypervisor, msr};
 use crate::hypervisor::{HostFacts, Hypervisor, HypervisorError};
 
 /// The device.
@@ -45,6 +45,8 @@ pub(super) struct Host {
     pub(super) cpuid: Vec<CpuidEntry>,
     /// The model-specific registers that are part of a virtual CPU's state.
     pub(super) msrs: Vec<u32>,
+    /// Those that are not, and that a guest can write all the same, as they are in a new one.
+    pub(super) unlisted: Vec<Msr>,
 }
 
 /// Filled by the first who opens [`DEVICE`].
@@ -158,11 +160,20 @@ fn examine(kvm: &Kvm) -> Result<Host, HypervisorError> {
         name: if is_pvm { "kvm_pvm" } else { "kvm" },
         is_pvm,
         max_vcpus: kvm.get_max_vcpus(),
+        is_shadowed: is_pvm || !has_two_dimensional_paging(),
         can_set_tsc: can_set_tsc(&vcpu),
         has_doorbells: true,
         page_size: 4096,
     };
-    Ok(Host { facts, cpuid, msrs })
+    Ok(Host { facts, cpuid, msrs, unlisted: state::unlisted(&vcpu)? })
+}
+
+/// Whether the processor walks the guest's page tables itself (EPT, NPT). KVM's modules say so, if they are there to be asked.
+fn has_two_dimensional_paging() -> bool {
+    ["/sys/module/kvm_intel/parameters/ept", "/sys/module/kvm_amd/parameters/npt"]
+        .into_iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok())
+        .any(|text| matches!(text.trim(), "Y" | "1"))
 }
 
 /// Says that the local APIC's timer takes a deadline in terms of the time stamp counter.

@@ -103,6 +103,10 @@ impl Vcpu for KvmVcpu {
         state::get(self)
     }
 
+    fn forget(&mut self) -> Result<(), HypervisorError> {
+        state::forget(self)
+    }
+
     fn set_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
         state::set(self, state)
     }

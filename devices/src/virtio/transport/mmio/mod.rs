@@ -77,6 +77,9 @@ pub trait MmioTransport: MmioRegisters {
     /// See [`MmioDevice::process_queue`].
     fn process_queue(&self, index: u16) -> Progress;
 
+    /// See [`MmioDevice::reset`].
+    fn reset(&self);
+
     /// See [`MmioDevice::resume`].
     fn resume(&self);
 
@@ -350,6 +353,10 @@ where
 
     fn process_queue(&self, index: u16) -> Progress {
         Self::process_queue(self, index)
+    }
+
+    fn reset(&self) {
+        Self::reset(self);
     }
 
     fn resume(&self) {
