@@ -125,7 +125,7 @@ mod measure {
         };
         line("keeping a restored machine, what it has written", (0..10).map(|_| capture()).collect());
         for (what, template) in [("", &template), (", working set ahead", &template.with_working_set(set))] {
-            let (mut made, mut answered) = (Vec::new(), Vec::new());
+            let (mut made, mut answered, mut lives) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..BOOTS {
                 let start = Instant::now();
                 let mut machine = template.restore().unwrap();
@@ -134,9 +134,23 @@ mod measure {
                 answered.push(start.elapsed());
                 drop(machine);
                 settle();
+                lives.push(start.elapsed());
             }
+            line(&format!("restored, answering, taken apart{what}"), lives);
             line(&format!("restoring a machine{what}"), made);
             line(&format!("restoring until it answers over vsock{what}"), answered);
+            let (mut reset, mut answered) = (Vec::new(), Vec::new());
+            let mut machine = template.restore().unwrap();
+            Client::connect(machine.as_mut()).text("keep something else");
+            for _ in 0..BOOTS {
+                let start = Instant::now();
+                machine.reset().unwrap();
+                reset.push(start.elapsed());
+                Client::connect(machine.as_mut());
+                answered.push(start.elapsed());
+            }
+            line(&format!("in-place reset{what}"), reset);
+            line(&format!("in-place reset until it answers over vsock{what}"), answered);
         }
     }
 

@@ -23,6 +23,7 @@ on_backends! {
     a_clone_s_clone_is_saved_whole: qemu monitor worker;
     a_damaged_file_gives_no_machine: qemu monitor worker;
     a_file_of_other_images_gives_no_machine: qemu monitor worker;
+    a_spent_machine_is_made_new_in_its_place: monitor monitor_2_vcpus;
 }
 
 fn restore(template: &Arc<dyn Template>) -> (Box<dyn Machine>, Client) {
@@ -162,6 +163,73 @@ fn pages_that_are_made_ahead_are_those_that_a_clone_uses(on: &Setup) {
     let there: u64 = machine.working_set().iter().map(|range| range.end - range.start).sum();
     assert!(there >= bytes, "{there} of {bytes}");
     println!("working set {} KiB in {} ranges", bytes >> 10, set.len());
+}
+
+/// Its guest has made processes' page tables, streams and timers; each time another, and none knows of those before.
+fn a_spent_machine_is_made_new_in_its_place(on: &Setup) {
+    const SECRET: &[u8] = b"the-tenant's-own-secret";
+    let (mut original, mut client) = start_named(on);
+    client.text("keep what the template keeps");
+    let at: u64 = client.text("monotonic").parse().unwrap();
+    let template = original.capture().unwrap();
+    drop((client, original.kill()));
+    let folder = tempfile::tempdir().unwrap();
+    let secrets = |machine: &dyn Machine| {
+        let path = folder.path().join("saved");
+        machine.capture().unwrap().save(&path, &[]).unwrap();
+        let file = std::fs::read(path).unwrap();
+        file.windows(SECRET.len()).filter(|bytes| *bytes == SECRET).count()
+    };
+    // Longer ago than what is tolerated below.
+    std::thread::sleep(Duration::from_secs(1));
+    let mut began = Instant::now();
+    let (mut machine, mut client) = restore(&template);
+    let set = machine.working_set();
+    for round in 0..9 {
+        assert_eq!(client.text("kept"), "what the template keeps", "round {round}");
+        // Its time goes on from where the template stood, at the host's pace.
+        let now: u64 = client.text("monotonic").parse().unwrap();
+        let passed = Duration::from_nanos(now.checked_sub(at).expect("it never goes back"));
+        assert!(passed < began.elapsed() + Duration::from_millis(500), "round {round}: {passed:?}");
+        client.text(&format!("keep {} {round}", std::str::from_utf8(SECRET).unwrap()));
+        client.put(&SECRET.repeat(20_000));
+        client.text("touch 8");
+        if round % 4 == 0 {
+            assert!(secrets(&*machine) > 10, "the tenant leaves traces");
+        }
+        // It may be at rest, or in the midst of something; its host may be there or gone.
+        match round % 3 {
+            0 => drop(client),
+            1 => {
+                client.begin("get 30000000");
+                std::thread::sleep(Duration::from_millis(round * 2));
+            }
+            _ => {
+                client.begin("clock 100");
+                drop(client);
+            }
+        }
+        began = Instant::now();
+        machine.reset().unwrap();
+        if round % 4 == 0 {
+            assert_eq!(secrets(&*machine), 0, "round {round}");
+            began = Instant::now();
+            machine.reset().unwrap();
+        }
+        client = Client::connect(&mut *machine);
+        assert!(machine.try_exit().is_none());
+    }
+    // The same with pages of its own ahead.
+    let (mut machine, mut client) = restore(&template.with_working_set(set));
+    for _ in 0..3 {
+        client.text("keep something else");
+        machine.reset().unwrap();
+        client = Client::connect(&mut *machine);
+        assert_eq!(client.text("kept"), "what the template keeps");
+    }
+    drop(client);
+    machine.kill().unwrap();
+    assert!(matches!(machine.reset(), Err(BackendError::Killed)));
 }
 
 /// Set in the process that the next test starts: the file to load.

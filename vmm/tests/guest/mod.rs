@@ -143,6 +143,11 @@ impl Client {
         self.try_answer().unwrap()
     }
 
+    /// Only a request.
+    pub(crate) fn begin(&mut self, request: &str) {
+        self.stream.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+    }
+
     /// The answer as text.
     pub(crate) fn text(&mut self, request: &str) -> String {
         String::from_utf8(self.ask(request).unwrap()).unwrap()

@@ -12,6 +12,7 @@ mod host;
 mod hostile;
 mod leaks;
 mod process;
+mod reset;
 mod saved;
 #[path = "../tiny/mod.rs"]
 mod tiny;
