@@ -16,7 +16,8 @@ const GROUP: u64 = 8;
 /// microseconds); one more is worth it, since the copies are made before anybody waits.
 const PAGES_FOR_A_FAULT: u64 = 3;
 
-/// Pages to be made ahead, by those that were touched (in order, `written` among them) and those that were written; below `end`.
+/// Pages to be made ahead, by those that were touched and those that were written, both in order; below `end`. What was touched was
+/// looked at first, and the guest goes on: some of what it has written since may not be among it.
 pub(super) fn of(touched: &[Range<u64>], written: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
     let mut all: Vec<Range<u64>> = Vec::new();
     let mut add = |page: u64| {
@@ -29,19 +30,19 @@ pub(super) fn of(touched: &[Range<u64>], written: &[Range<u64>], end: u64) -> Ve
     let mut touched = pages(touched).peekable();
     let mut written = pages(written).peekable();
     let mut mine = Vec::new();
-    while let Some(first) = touched.peek().copied() {
+    while let Some(first) = touched.peek().copied().into_iter().chain(written.peek().copied()).min() {
         let group = first / GROUP;
         let in_group = |page: &u64| *page / GROUP == group;
-        let mut used = 0;
+        let mut used: u64 = 0;
         while touched.next_if(in_group).is_some() {
             used += 1;
         }
         mine.clear();
-        while let Some(page) = written.next_if(|page| *page / GROUP <= group) {
+        while let Some(page) = written.next_if(in_group) {
             mine.push(page);
         }
         let copies = GROUP - mine.len() as u64;
-        if copies < PAGES_FOR_A_FAULT * (used - 1) {
+        if copies < PAGES_FOR_A_FAULT * used.max(mine.len() as u64).saturating_sub(1) {
             (group * GROUP..(group + 1) * GROUP).filter(|page| *page < end / PAGE).for_each(&mut add);
         } else {
             mine.iter().copied().for_each(&mut add);
@@ -69,6 +70,14 @@ mod tests {
         // 0..8: three used, one of them written. 8..16: four read. 16..24: three written. 24..32: one read. 64..72: one of each.
         let expected = ranges(&[2..3, 8..24, 32..64, 70..71]);
         assert_eq!(of(&touched, &written, 1 << 30), expected);
+    }
+
+    #[test]
+    fn what_was_written_later_than_the_touched_was_looked_at_counts_as_well() {
+        let touched = ranges(&[40..41]);
+        let written = ranges(&[0..8, 9..10, 17..18, 40..41, 64..68]);
+        assert_eq!(of(&touched, &written, 1 << 30), ranges(&[0..8, 9..10, 17..18, 40..41, 64..72]));
+        assert_eq!(of(&[], &ranges(&[3..4]), 1 << 30), ranges(&[3..4]));
     }
 
     #[test]
