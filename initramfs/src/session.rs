@@ -14,7 +14,7 @@
 use std::time::Instant;
 
 use hayfork_protocol::frame::HEADER;
-use hayfork_protocol::handshake::{GuestPreamble, choose_version};
+use hayfork_protocol::handshake::{GuestPreamble, MAGIC, choose_version};
 use hayfork_protocol::{GuestHello, HostHello, Incoming, Mux, Role};
 
 use crate::carrier::{Carrier, Input, Presence};
@@ -162,9 +162,11 @@ impl Session {
                 Phase::Talking(mux) => match mux.receive(&mut input) {
                     Ok(incoming) => incoming.map(Ok),
                     Err(error) => {
-                        crate::warning!("the host broke the protocol: {error}");
                         let rest = self.unread.end - input.len();
                         let again = rest.saturating_sub(HEADER).max(start)..self.unread.end;
+                        if !self.inbox[again.clone()].starts_with(&MAGIC) {
+                            crate::warning!("the host broke the protocol: {error}");
+                        }
                         self.end();
                         self.unread = again;
                         continue;

@@ -19,7 +19,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::backend_choice::Backends;
-use crate::connection::handshake;
+use crate::connection::handshake::Again;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::lock;
 use crate::connection::stream::Mailbox;
@@ -73,7 +73,7 @@ pub(crate) struct Inner {
     /// What a shutdown has to close.
     sandboxes: Mutex<Vec<(Weak<Mailbox>, Weak<Lifecycle>)>>,
     pub(crate) patience: Patience,
-    pub(crate) retry: Duration,
+    pub(crate) again: Again,
 }
 
 impl std::fmt::Debug for Inner {
@@ -90,7 +90,7 @@ impl Engine {
     /// An unknown backend, or threads that could not be started.
     pub fn new(options: EngineOptions) -> Result<Self, Error> {
         let backends = Backends::new(&options)?;
-        Self::with_patience(options, backends, Patience::default(), handshake::RETRY)
+        Self::with_patience(options, backends, Patience::default(), Again::default())
     }
 
     /// An engine on a backend of the caller's; [`EngineOptions::backend`] and [`EngineOptions::qemu`] do not count.
@@ -98,14 +98,14 @@ impl Engine {
     /// # Errors
     /// Threads could not be started.
     pub fn with_backend(options: EngineOptions, backend: Arc<dyn Backend>) -> Result<Self, Error> {
-        Self::with_patience(options, Backends::One(backend), Patience::default(), handshake::RETRY)
+        Self::with_patience(options, Backends::One(backend), Patience::default(), Again::default())
     }
 
     pub(crate) fn with_patience(
         options: EngineOptions,
         backends: Backends,
         patience: Patience,
-        retry: Duration,
+        again: Again,
     ) -> Result<Self, Error> {
         if options.boot_timeout.is_zero() {
             return Err(Error::bad_option("a boot timeout of 0 leaves no time to boot"));
@@ -136,7 +136,7 @@ impl Engine {
             handle,
             sandboxes: Mutex::default(),
             patience,
-            retry,
+            again,
         };
         Ok(Self(Arc::new(ThisProcess::new(Handles(Arc::new(inner))))))
     }

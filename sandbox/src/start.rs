@@ -240,7 +240,7 @@ impl Inner {
             .map_err(|error| Error::io("the machine's channel cannot be used", error))?;
         let exit =
             watch_readable(exit).map_err(|error| Error::io("the machine's exit cannot be watched", error))?;
-        let Met { hello, rest } = handshake::meet(&stream, &exit, &vm, running, limit, self.retry).await?;
+        let Met { hello, rest } = handshake::meet(&stream, &exit, &vm, running, limit, self.again).await?;
         tracing::debug!(id, agent = hello.agent, uptime = ?Duration::from_nanos(hello.uptime_ns), "the agent answers");
 
         let mailbox = Arc::new(Mailbox::default());

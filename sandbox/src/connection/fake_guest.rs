@@ -26,9 +26,13 @@ use hayfork_vmm::backend::{
 use hayfork_vmm::snapshot::SnapshotError;
 
 use crate::backend_choice::Backends;
+use crate::connection::handshake::Again;
 use crate::connection::lock;
 use crate::connection::watchdog::Patience;
 use crate::{Engine, EngineOptions, TemplateStore};
+
+/// Fake guests have no clock, and are not told the time again.
+const NEVER_AGAIN: Again = Again { retry: Duration::from_millis(500), fresh: Duration::MAX };
 
 /// What a guest does, from its first instruction to its end. It exits when this returns, in the given way; `None`: when
 /// it is killed.
@@ -106,14 +110,24 @@ impl FakeBackend {
     /// The same as [`FakeBackend::engine`] with other options.
     pub(crate) fn engine_of(&self, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
         let second = Duration::from_secs(1);
-        self.engine_made(Patience { start: second, end: second, close: second }, change)
+        self.engine_made(Patience { start: second, end: second, close: second }, NEVER_AGAIN, change)
     }
 
     pub(crate) fn engine_with(&self, patience: Patience) -> TestEngine {
-        self.engine_made(patience, |_| {})
+        self.engine_made(patience, NEVER_AGAIN, |_| {})
     }
 
-    fn engine_made(&self, patience: Patience, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
+    /// One that speaks to its guests again as others do.
+    pub(crate) fn engine_that_speaks_again(&self) -> TestEngine {
+        self.engine_made(Patience::default(), Again::default(), |_| {})
+    }
+
+    fn engine_made(
+        &self,
+        patience: Patience,
+        again: Again,
+        change: impl FnOnce(&mut EngineOptions),
+    ) -> TestEngine {
         let images = tempfile::tempdir().unwrap();
         write_set(images.path());
         let mut options = EngineOptions {
@@ -125,9 +139,8 @@ impl FakeBackend {
             ..EngineOptions::default()
         };
         change(&mut options);
-        let retry = Duration::from_millis(500);
         let engine =
-            Engine::with_patience(options, Backends::One(Arc::new(self.clone())), patience, retry).unwrap();
+            Engine::with_patience(options, Backends::One(Arc::new(self.clone())), patience, again).unwrap();
         TestEngine { engine, _images: images }
     }
 }
@@ -201,6 +214,11 @@ impl Guest {
 
     /// Waits for a preamble.
     pub(crate) fn preamble(&mut self) -> Option<[u8; 16]> {
+        self.preamble_and_time().map(|(nonce, _)| nonce)
+    }
+
+    /// Waits for a preamble; gives its nonce and the time that it tells.
+    pub(crate) fn preamble_and_time(&mut self) -> Option<([u8; 16], Duration)> {
         let mut search = GuestPreamble::new();
         loop {
             let bytes = std::mem::take(&mut self.pending);
@@ -208,7 +226,7 @@ impl Guest {
             if let Some((nonce, hello)) = search.receive(&mut input) {
                 assert!(hello.wall_clock_ns > 0 && hello.entropy != [0; 32]);
                 self.pending = input.to_vec();
-                return Some(nonce);
+                return Some((nonce, Duration::from_nanos(hello.wall_clock_ns)));
             }
             self.pending = self.read()?;
         }

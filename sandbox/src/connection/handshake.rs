@@ -5,6 +5,9 @@
 //! [`RETRY`] is taken to have swallowed the preamble as part of something else, and gets it again behind padding, each
 //! time with a new nonce: an answer to an earlier preamble comes before the padding has thrown the agent back into its
 //! search, so it must not count.
+//!
+//! The guest sets its wall clock by the preamble, which says when it was made. It lies there until a kernel has booted, so an answer
+//! that comes late is followed by another preamble, which is answered at once: to the agent, the host has begun anew.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,6 +23,27 @@ use crate::reaper::Vm;
 
 /// After this time without an answer the preamble is sent again.
 pub(crate) const RETRY: Duration = Duration::from_secs(15);
+
+/// A clock that was set by a preamble of that age is good enough.
+pub(crate) const FRESH: Duration = Duration::from_millis(15);
+
+/// Preambles that a guest gets at most for the sake of its clock; on a loaded host all of them may be late.
+const TELLINGS: usize = 3;
+
+/// When a preamble is sent again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Again {
+    /// Without an answer, after this time.
+    pub(crate) retry: Duration,
+    /// With an answer that took longer than this.
+    pub(crate) fresh: Duration,
+}
+
+impl Default for Again {
+    fn default() -> Self {
+        Self { retry: RETRY, fresh: FRESH }
+    }
+}
 
 /// The machine's exit is waited for this long after its channel has ended.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
@@ -42,13 +66,15 @@ pub(crate) async fn meet(
     vm: &Vm,
     launched: Instant,
     limit: Duration,
-    retry: Duration,
+    again: Again,
 ) -> Result<Met, Error> {
     let deadline = launched + limit;
     let mut preamble = preamble()?;
     let mut output = preamble.bytes().to_vec();
     let mut sent = 0;
-    let mut next_retry = Instant::now() + retry;
+    let mut made = Instant::now();
+    let mut tellings = 1;
+    let mut next_retry = Instant::now() + again.retry;
     let mut buffer = vec![0; 16 * 1024];
     loop {
         tokio::select! {
@@ -62,7 +88,7 @@ pub(crate) async fn meet(
                     Ok(count) => {
                         sent += count;
                         // The agent's time begins when everything is on its way, however long that took.
-                        next_retry = Instant::now() + retry;
+                        next_retry = Instant::now() + again.retry;
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(_) => return Err(gone(exit, vm, launched).await),
@@ -75,6 +101,13 @@ pub(crate) async fn meet(
                     Ok(count) => {
                         let mut input = &buffer[..count];
                         match preamble.receive(&mut input) {
+                            Ok(Some(_)) if made.elapsed() > again.fresh && tellings < TELLINGS => {
+                                // What else it has said is of a conversation that is over now.
+                                preamble = self::preamble()?;
+                                output = preamble.bytes().to_vec();
+                                (sent, made) = (0, Instant::now());
+                                tellings += 1;
+                            }
                             Ok(Some(hello)) => return Ok(Met { hello, rest: input.to_vec() }),
                             Ok(None) => {}
                             Err(error) => return Err(Error::Protocol(error.to_string())),
@@ -89,7 +122,7 @@ pub(crate) async fn meet(
             () = sleep_until(next_retry), if sent == output.len() => {
                 preamble = self::preamble()?;
                 output = preamble.retry_bytes();
-                sent = 0;
+                (sent, made) = (0, Instant::now());
             }
         }
     }
