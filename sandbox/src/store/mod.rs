@@ -277,7 +277,10 @@ pub(crate) fn remove_dead_locks(folder: &Path) -> io::Result<()> {
             continue;
         }
         let Ok(file) = open_lock(&path, false) else { continue };
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+        // One that its owner has removed meanwhile has left its name to another's.
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+        {
             let _ = fs::remove_file(&path);
         }
     }
