@@ -46,8 +46,12 @@ fn engine_of(options: EngineOptions) -> Engine {
 /// Runs a test's future on the engine's runtime, for at most five minutes (a guest whose instructions are
 /// translated is slow on a busy host), then kills what is left.
 pub(crate) fn block_on<T>(engine: &Engine, future: impl Future<Output = T>) -> T {
-    let result =
-        engine.runtime().block_on(async { tokio::time::timeout(Duration::from_secs(300), future).await });
+    block_on_at_most(engine, Duration::from_secs(300), future)
+}
+
+/// The same, for longer or shorter.
+pub(crate) fn block_on_at_most<T>(engine: &Engine, limit: Duration, future: impl Future<Output = T>) -> T {
+    let result = engine.runtime().block_on(async { tokio::time::timeout(limit, future).await });
     engine.shutdown();
     result.expect("the test hangs")
 }

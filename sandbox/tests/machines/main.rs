@@ -8,6 +8,11 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used)] // Its helpers are part of tests.
 
+#[cfg(target_arch = "x86_64")]
+#[path = "../common/ages.rs"]
+mod ages;
+#[cfg(target_arch = "x86_64")]
+mod clocks;
 #[path = "../../../vmm/tests/guest/mod.rs"]
 mod guest;
 mod guests;

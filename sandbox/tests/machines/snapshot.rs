@@ -26,7 +26,7 @@ on_backends! {
     a_spent_machine_is_made_new_in_its_place: monitor monitor_2_vcpus;
 }
 
-fn restore(template: &Arc<dyn Template>) -> (Box<dyn Machine>, Client) {
+pub(crate) fn restore(template: &Arc<dyn Template>) -> (Box<dyn Machine>, Client) {
     let mut machine = template.restore().unwrap();
     let client = Client::connect(&mut *machine);
     (machine, client)
@@ -240,7 +240,7 @@ fn digests(spec: &MachineSpec) -> ImageDigests {
 }
 
 /// A machine that can be saved.
-fn start_named(on: &Setup) -> (Box<dyn Machine>, Client) {
+pub(crate) fn start_named(on: &Setup) -> (Box<dyn Machine>, Client) {
     let mut spec = on.spec("serve");
     spec.digests = Some(digests(&spec));
     let mut machine = on.launch(&spec);
@@ -248,7 +248,7 @@ fn start_named(on: &Setup) -> (Box<dyn Machine>, Client) {
     (machine, client)
 }
 
-fn load(on: &Setup, path: &Path) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
+pub(crate) fn load(on: &Setup, path: &Path) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
     on.backend().load(path, &digests(&on.spec("serve")), None)
 }
 

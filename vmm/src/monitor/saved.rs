@@ -119,17 +119,27 @@ pub(super) fn load(
 ) -> Result<(Template, Vec<u8>), BackendError> {
     let file = SnapshotFile::open(path)?.admit(identity, StateKind::Monitor)?;
     let (saved, working_set) = state(&file)?;
+    let template = restored(&file, saved, working_set, root)?;
+    Ok((template, file.into_about()))
+}
+
+/// The template of a file whose state was read and checked.
+fn restored<S: Source>(
+    file: &Admitted<S>,
+    saved: Saved<MachineState>,
+    working_set: Vec<Range<u64>>,
+    root: Option<File>,
+) -> Result<Template, BackendError> {
     let LoadedMemory { memory, length, extents: _ } = file.memory(NAME)?;
     let memory = MemoryImage::loaded(saved.ram, length, memory).map_err(super::prepare)?;
     let memory = memory.ok_or_else(|| file.bad_state("its memory is not that of its machine"))?;
-    let template = Template {
+    Ok(Template {
         state: Arc::new(saved.machine),
         memory: Arc::new(memory),
         root: root.map(Arc::new),
         console_bytes: usize::try_from(saved.console_bytes).unwrap_or(MAX_CONSOLE_BYTES),
         working_set,
-    };
-    Ok((template, file.into_about()))
+    })
 }
 
 /// What a file says about its machine, checked.

@@ -37,6 +37,14 @@ struct VsockAddress {
 
 static KEPT: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
 
+static FIRED: std::sync::Mutex<String> = std::sync::Mutex::new(String::new());
+
+/// Nanoseconds of the monotonic clock since the first call.
+fn monotonic() -> u128 {
+    static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed().as_nanos()
+}
+
 fn main() {
     for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
         let _ = fs::create_dir(target);
@@ -266,10 +274,23 @@ fn answer(port: &mut File, request: &str, rest: &mut Vec<u8>) {
         }
         "kept" => Ok(KEPT.lock().unwrap().clone().into_bytes()),
         // Nanoseconds of the monotonic clock since the first question for them.
-        "monotonic" => {
-            static FIRST: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-            Ok(FIRST.get_or_init(Instant::now).elapsed().as_nanos().to_string().into_bytes())
+        "monotonic" => Ok(monotonic().to_string().into_bytes()),
+        // Sets so many timers, each so many ms after the one before.
+        "timers" => {
+            let (count, apart) = argument.split_once(' ').unwrap();
+            let (count, apart): (u64, u64) = (count.parse().unwrap(), apart.parse().unwrap());
+            for number in 1..=count {
+                std::thread::spawn(move || {
+                    let due = monotonic() + u128::from(number * apart) * 1_000_000;
+                    std::thread::sleep(Duration::from_millis(number * apart));
+                    let mut fired = FIRED.lock().unwrap();
+                    *fired += &format!("{due} {}\n", monotonic());
+                });
+            }
+            Ok(Vec::new())
         }
+        // When each of these was due that has fired, and when it did, by the clock of "monotonic".
+        "fired" => Ok(FIRED.lock().unwrap().clone().into_bytes()),
         // Streams without keeping or making anything, in writes and reads of 64 KiB: to measure the carrier.
         "source" => {
             let mut left: usize = argument.parse().unwrap();

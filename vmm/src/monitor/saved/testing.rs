@@ -1,11 +1,13 @@
 //! The monitor's state of a file, for tests that feed it anything.
 
+use std::path::Path;
+
 use hayfork_devices::serial::{self, SerialState};
 use hayfork_devices::virtio::console::{self, ConsoleState};
 use hayfork_devices::virtio::transport::mmio::{self, MmioState};
 use hayfork_devices::virtio::vsock::state as vsock;
 
-use super::{NAME, Saved, state};
+use super::{NAME, Saved, restored, save, state};
 use crate::backend::BackendError;
 use crate::hypervisor::x86_64::{
     ClockState, CpuidEntry, DebugRegisters, InterruptChipState, LocalApic, MpState, Msr, PendingEvents,
@@ -13,7 +15,25 @@ use crate::hypervisor::x86_64::{
 };
 use crate::machine::{DevicesState, MachineState, STATE_VERSION};
 use crate::memory::MemoryImage;
-use crate::snapshot::{Admitted, Source};
+use crate::snapshot::{Admitted, Identity, SnapshotFile, Source, StateKind};
+
+/// Writes what the file `from` holds to `to`, with its identity and its machine's state changed by `edit`.
+///
+/// # Errors
+/// Whatever is wrong with the file, or it cannot be written.
+pub fn rewrite(
+    from: &Path,
+    to: &Path,
+    edit: impl FnOnce(Identity, &mut MachineState) -> Identity,
+) -> Result<(), BackendError> {
+    let file = SnapshotFile::open(from)?;
+    let identity = file.identity().clone();
+    let file = file.admit(&identity, StateKind::Monitor)?;
+    let (mut saved, working_set) = state(&file)?;
+    let identity = edit(identity, &mut saved.machine);
+    let template = restored(&file, saved, working_set, None)?;
+    save(&template, &identity, to, &file.into_about())
+}
 
 /// Reads all that a file says about a monitor's machine, as [`Backend::load`](crate::backend::Backend::load) does, and gives
 /// nothing back.
