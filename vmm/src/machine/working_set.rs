@@ -56,6 +56,7 @@ fn pages(ranges: &[Range<u64>]) -> impl Iterator<Item = u64> {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // Ranges are meant.
 mod tests {
     use super::*;
 
