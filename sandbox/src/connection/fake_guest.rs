@@ -49,6 +49,8 @@ pub(crate) struct FakeBackend {
     /// Whether its machines can be kept, and how many were made of kept ones.
     keeps: bool,
     pub(crate) restored: Arc<AtomicUsize>,
+    /// Restores with these numbers, from 1 on, panic.
+    pub(crate) panics_at: Range<usize>,
     /// The kernel of the newest machine.
     pub(crate) kernel: Arc<Mutex<PathBuf>>,
 }
@@ -62,6 +64,7 @@ impl FakeBackend {
             capabilities: Capabilities::new("fake", "threads".into(), Accelerator::Tcg),
             keeps: false,
             restored: Arc::default(),
+            panics_at: 0..0,
             kernel: Arc::default(),
         }
     }
@@ -351,7 +354,8 @@ struct FakeTemplate(FakeBackend);
 
 impl Template for FakeTemplate {
     fn restore(&self) -> Result<Box<dyn Machine>, BackendError> {
-        self.0.restored.fetch_add(1, Ordering::SeqCst);
+        let number = self.0.restored.fetch_add(1, Ordering::SeqCst) + 1;
+        assert!(!self.0.panics_at.contains(&number), "a fault of the backend");
         self.0.start()
     }
 

@@ -13,13 +13,15 @@
 //! Machines that are made for the stock do not stand in line: they are made if there is room and nobody waits, and those that
 //! are there make room for a caller who has waited for a moment ([`engine::Inner::admit`]).
 
+mod host;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use nix::sys::resource::{Resource, getrlimit};
 use tokio::sync::Notify;
 
+use self::host::Host;
 use crate::connection::lock;
 use crate::error::Error;
 use crate::process::ThisProcess;
@@ -42,17 +44,6 @@ pub(crate) struct Admission {
     host: fn() -> Host,
     /// Machines at once.
     most: usize,
-}
-
-/// What the host has.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Host {
-    /// Bytes of memory that can be had now.
-    pub(crate) available: u64,
-    /// Bytes of memory in all.
-    pub(crate) total: u64,
-    /// Descriptors that this process can still open.
-    pub(crate) descriptors: u64,
 }
 
 #[derive(Debug, Default)]
@@ -106,7 +97,7 @@ impl Drop for Given {
 impl Admission {
     /// For this host, and that many machines at once.
     pub(crate) fn new(most: usize) -> Self {
-        Self::with_host(host, most)
+        Self::with_host(Host::now, most)
     }
 
     pub(crate) fn with_host(host: fn() -> Host, most: usize) -> Self {
@@ -156,18 +147,18 @@ impl Admission {
         if live.machines.len() >= self.most {
             return false;
         }
+        let machines: Vec<_> = live.machines.values().map(|m| (m.expected, m.slot.clone())).collect();
+        drop(live); // Asking the host takes a while.
         let host = (self.host)();
         if host.descriptors < DESCRIPTORS.0 + DESCRIPTORS.1 {
             return false;
         }
         let room = host.available.saturating_sub(host.total / RESERVE);
-        let promised = live.machines.values().map(|machine| machine.expected).sum::<u64>();
+        let promised = machines.iter().map(|(expected, _)| expected).sum::<u64>();
         if room >= promised + expected {
             return true;
         }
-        // What they have taken already is no longer available, so it must not count twice. Asking takes a while.
-        let machines: Vec<_> = live.machines.values().map(|m| (m.expected, m.slot.clone())).collect();
-        drop(live);
+        // What they have taken already is no longer available, so it must not count twice.
         let to_come: u64 = machines
             .into_iter()
             .map(|(expected, slot)| {
@@ -182,23 +173,6 @@ impl Admission {
 /// Bytes that a machine of that much memory is expected to take.
 fn expected(memory_mib: u32) -> u64 {
     (u64::from(memory_mib) << 20) / OVERCOMMIT
-}
-
-/// This host, as far as it says.
-fn host() -> Host {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let field = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim_start_matches(':').trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib << 10)
-    };
-    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
-    let open = std::fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
-    Host {
-        // A host that does not say has enough: what is refused then is refused by the kernel.
-        available: field("MemAvailable").unwrap_or(u64::MAX),
-        total: field("MemTotal").unwrap_or(0),
-        descriptors: limit.saturating_sub(open),
-    }
 }
 
 #[cfg(test)]

@@ -103,31 +103,36 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
             continue;
         };
         let Some(engine) = engine.upgrade() else { return };
+        // In a task of its own: a panic there ends this one try, and not the stock.
         let (coming, done) = match work {
-            Work::Make(coming) => (coming, make(&engine, &line).await),
-            Work::Warm(coming, stocked) => (coming, warm(*stocked, line.key.language).await),
+            Work::Make(coming) => {
+                let (engine, line) = (Arc::clone(&engine), Arc::clone(&line));
+                (coming, engine.handle().clone().spawn(async move { make(&engine, &line).await }).await)
+            }
+            Work::Warm(coming, stocked) => {
+                (coming, engine.handle().spawn(warm(*stocked, line.key.language)).await)
+            }
         };
         match done {
-            Ok(stocked) => {
+            Ok(Ok(stocked)) => {
                 coming.arrive(stocked);
                 pause = PAUSE.0;
+                continue;
             }
-            Err(error) => {
-                drop(coming);
-                if lock(&line.state).closed {
-                    return;
-                }
-                if matches!(error, Error::Capacity(_)) {
-                    // Others give room back at any time.
-                    pause = PAUSE.0;
-                } else {
-                    tracing::warn!(code = error.code(), %error, ?pause, "a machine for the pool cannot be made");
-                }
-                drop(engine);
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(PAUSE.1);
+            // Others give room back at any time.
+            Ok(Err(Error::Capacity(_))) => pause = PAUSE.0,
+            Ok(Err(error)) if !lock(&line.state).closed => {
+                tracing::warn!(code = error.code(), %error, ?pause, "a machine for the pool cannot be made");
+            }
+            Ok(Err(_)) => {}
+            Err(fault) => {
+                tracing::error!(%fault, ?pause, "a machine for the pool was not made by a fault of the engine");
             }
         }
+        drop(coming);
+        drop(engine);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE.1);
     }
 }
 

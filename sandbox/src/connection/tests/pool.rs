@@ -135,6 +135,21 @@ fn a_machine_that_died_in_stock_is_never_handed_out() {
 }
 
 #[test]
+fn a_panic_while_a_machine_is_made_does_not_end_the_stock() {
+    let mut backend = worker(&Arc::default()).with_templates();
+    // The first one is for the working set. As many fail as there are tasks, and more.
+    backend.panics_at = 2..8;
+    let engine = backend.engine();
+    block_on(&engine, async {
+        keep(&engine, 2);
+        assert!(engine.wait_warm(LIMIT).await.unwrap());
+        let sandbox = create(&engine).await;
+        assert_eq!(sandbox.boot_timings().from, StartedFrom::Pool);
+        run(&sandbox, "x").await;
+    });
+}
+
+#[test]
 fn a_backend_without_templates_has_booted_machines_in_stock() {
     let asked = Arc::default();
     let backend = worker(&asked);

@@ -96,10 +96,3 @@ async fn the_stock_does_not_stand_in_line_and_numbers_are_bounded() {
     drop(third);
     admission.try_enter(100).unwrap();
 }
-
-#[test]
-fn this_host_says_what_it_has() {
-    let host = host();
-    assert!(host.available > 0 && host.available <= host.total, "{host:?}");
-    assert!(host.descriptors > 0, "{host:?}");
-}
