@@ -16,7 +16,7 @@ export CODE FILE ARGS
 run: bootstrap
 	@if [ -n "$$CODE" ]; then exec cargo xtask run $$ARGS --code "$$CODE"; \
 	elif [ -n "$$FILE" ]; then exec cargo xtask run $$ARGS "$$FILE"; \
-	else exec cargo xtask run $$ARGS; fi
+	else exec cargo xtask run $$ARGS --example; fi
 
 test bench bench-rig lint images clean: bootstrap
 	@exec cargo xtask $@ $$ARGS

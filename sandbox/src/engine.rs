@@ -25,7 +25,7 @@ use crate::connection::lock;
 use crate::connection::stream::Mailbox;
 use crate::connection::watchdog::Patience;
 use crate::doctor::{self, Report};
-use crate::error::Error;
+use crate::error::{ENDED, Error, SHUT_DOWN};
 use crate::guest::Guest;
 use crate::images::{ImageSet, Lookup};
 use crate::options::{EngineOptions, SandboxOptions, TemplateStore, WarmOptions};
@@ -41,9 +41,6 @@ use crate::signals;
 const WORKERS: usize = 2;
 /// Threads of the runtime for what blocks: launches, mostly.
 const BLOCKING: usize = 16;
-
-/// Why sandboxes are closed by a shutdown.
-pub(crate) const SHUT_DOWN: &str = "the engine was shut down";
 
 /// Creates sandboxes. Cheap to clone; see the [crate's description](crate).
 #[derive(Clone, Debug)]
@@ -290,7 +287,7 @@ impl<T> Drop for AbortOnDrop<T> {
 pub(crate) fn joined(error: JoinError) -> Error {
     match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
-        Err(_) => Error::closed("the engine has ended"),
+        Err(_) => Error::closed(ENDED),
     }
 }
 

@@ -13,6 +13,10 @@ use hayfork_vmm::backend::BackendError;
 
 use crate::images::ImagesError;
 
+/// Why sandboxes are closed by a shutdown of their engine, and what is said when its runtime is gone.
+pub(crate) const SHUT_DOWN: &str = "the engine was shut down";
+pub(crate) const ENDED: &str = "the engine has ended";
+
 /// Why an operation failed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -199,9 +203,27 @@ impl Error {
         text.into_owned()
     }
 
-    /// Whether somebody closed what it is about, rather than that it died.
+    /// Whether the engine itself has ended.
     pub(crate) fn is_shutdown(&self) -> bool {
-        matches!(self, Self::SessionClosed { cause: None, .. })
+        matches!(self, Self::SessionClosed { reason, cause: None } if reason == SHUT_DOWN || reason == ENDED)
+    }
+
+    /// Whether it says something of the host at this moment, and nothing of the machine or what it was made of.
+    pub(crate) fn is_of_the_host(&self) -> bool {
+        match self {
+            Self::Io { .. } | Self::Capacity(_) | Self::Cancelled => true,
+            Self::Backend(error) => matches!(
+                **error,
+                BackendError::Spawn { .. }
+                    | BackendError::Hypervisor(_)
+                    | BackendError::WorkerMissing { .. }
+                    | BackendError::WorkerUnusable { .. }
+                    | BackendError::WorkerLost { .. }
+                    | BackendError::BootTimeout { .. }
+                    | BackendError::Killed
+            ),
+            _ => self.is_shutdown(),
+        }
     }
 
     /// A refusal of an option, before anything was started.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::stream::{Item, Link, Mailbox, Stream};
 use crate::connection::task::{New, QUEUE};
-use crate::error::Error;
+use crate::error::{ENDED, Error};
 use crate::files;
 use crate::reaper::Slot;
 
@@ -111,7 +111,7 @@ impl Wires {
             ))),
             // The task says why before it closes its queues.
             Err(TrySendError::Closed(_)) => {
-                Err(self.lifecycle.refusal().unwrap_or_else(|| Error::closed("the engine has ended")))
+                Err(self.lifecycle.refusal().unwrap_or_else(|| Error::closed(ENDED)))
             }
         }
     }

@@ -185,11 +185,16 @@ impl Claim {
 
     /// The sandbox runs: it is not paused any more.
     fn settle(self) {
+        let path = self.path.clone();
         if !self.keep
-            && let Err(error) = fs::remove_file(&self.path)
+            && let Err(error) = self.remove()
         {
-            tracing::warn!(%error, path = %self.path.display(), "a resumed sandbox is still on disk");
+            tracing::warn!(%error, path = %path.display(), "a resumed sandbox is still on disk");
         }
+    }
+
+    fn remove(self) -> io::Result<()> {
+        fs::remove_file(&self.path)
     }
 }
 
@@ -228,11 +233,10 @@ impl engine::Inner {
     }
 
     /// Writes a sandbox's machine to disk. It runs on. Blocks.
-    fn save_paused(&self, id: &str, slot: &Slot, shape: &Shape, note: String) -> Result<(), Error> {
-        let path = file_of(&self.paused_folder()?, id)?;
+    fn save_paused(path: &Path, slot: &Slot, shape: &Shape, note: String) -> Result<(), Error> {
         let about = serde_json::to_vec(&Saved::new(shape, note))
             .map_err(|error| Error::io("a sandbox cannot be described", error.into()))?;
-        slot.capture()?.save(&path, &about)?;
+        slot.capture()?.save(path, &about)?;
         Ok(())
     }
 
@@ -290,8 +294,8 @@ impl engine::Inner {
 
     /// See [`Engine::discard`](crate::Engine::discard).
     pub(crate) fn discard_paused(&self, id: &str) -> Result<(), Error> {
-        Claim::take(&self.paused_folder()?, id, false)?.settle();
-        Ok(())
+        let claim = Claim::take(&self.paused_folder()?, id, false)?;
+        claim.remove().map_err(|error| Error::io("a paused sandbox cannot be removed from disk", error))
     }
 }
 
@@ -306,7 +310,8 @@ fn describe(path: &Path) -> Option<Paused> {
 impl Sandbox {
     /// Writes it to disk and releases its machine. Gives the id that [`Engine::resume`](crate::Engine::resume) takes, in this
     /// or another process: memory with everything that runs in the background, files, variables go on there. What an execution
-    /// or command does while this is called is stopped. `note` is kept with it, at most [`MAX_NOTE`] bytes. A pause that has begun comes to its end whether or not anybody waits.
+    /// or command does while this is called is stopped there, and calls from here on are refused. `note` is kept with it, at most
+    /// [`MAX_NOTE`] bytes. A pause that has begun comes to its end whether or not anybody waits.
     ///
     /// # Errors
     /// It is closed, its backend cannot do that, or it cannot be written; then it runs on.
@@ -330,10 +335,16 @@ impl Sandbox {
                 let lock = Lock::take(folder.join(format!(".{name}.lock")));
                 let lock = lock.map_err(|error| Error::io("a sandbox cannot be paused", error))?;
                 sandbox.running()?;
-                engine.save_paused(&name, &slot, &shape, note)?;
-                sandbox.end("it was paused")?;
+                // What it would be told from here on would be lost.
+                sandbox.hold("it is being paused")?;
+                let saved = file_of(&folder, &name)
+                    .and_then(|path| engine::Inner::save_paused(&path, &slot, &shape, note));
+                if saved.is_ok() {
+                    sandbox.end("it was paused")?;
+                }
+                sandbox.release()?;
                 drop(lock);
-                Ok::<_, Error>(())
+                saved
             });
             saved.await.map_err(engine::joined)??;
             this.gone().await?;

@@ -109,6 +109,7 @@ impl Line {
                 return Find::Ready(Box::new((guest, runs_on)));
             }
             tracing::warn!(id = guest.id, "a machine of the pool has died and is replaced");
+            self.wanted.notify_waiters();
         }
         state.template.ready().map_or(Find::Nothing, Find::Template)
     }
@@ -223,8 +224,9 @@ impl engine::Inner {
         }
         state.target = target;
         state.used = Some(Instant::now());
-        let too_many = state.ready.len().saturating_sub(target);
-        let surplus: Vec<_> = state.ready.drain(..too_many).collect();
+        // The warm ones in front stay.
+        let keep = state.ready.len().min(target);
+        let surplus = state.ready.split_off(keep);
         line.tell(&state);
         drop(state);
         drop(surplus);
@@ -245,7 +247,9 @@ impl engine::Inner {
         if due && self.makes_templates() {
             let (engine, line) = (Arc::clone(self), Arc::clone(line));
             self.handle().spawn(async move {
-                let _ = template::get(&engine, &line).await;
+                if let Err(error) = template::get(&engine, &line).await {
+                    tracing::debug!(code = error.code(), %error, "no template was made");
+                }
                 engine.pools.trim();
             });
         }

@@ -17,6 +17,9 @@ use crate::running::Running;
 use crate::snapshot::Snapshot;
 use crate::start::Shape;
 
+/// How long each fork waits for room while others of the same call have theirs.
+const FORK_PATIENCE: Duration = Duration::from_secs(10);
+
 /// What a sandbox's machine was made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -173,12 +176,18 @@ impl Sandbox {
     /// Makes `count` sandboxes that go on where this one stands: see [`Sandbox::snapshot`]. All or none.
     ///
     /// # Errors
-    /// As [`Sandbox::snapshot`] and [`Snapshot::restore`].
+    /// As [`Sandbox::snapshot`] and [`Snapshot::restore`]; or there is no room for so many within some seconds.
     pub async fn fork(&self, count: usize) -> Result<Vec<Self>, Error> {
+        let most = self.inner.get()?.engine.admission.most();
+        if count >= most {
+            return Err(Error::Capacity(format!(
+                "{count} forks and the original are more than the {most} virtual machines that there may be at once"
+            )));
+        }
         let snapshot = self.snapshot().await?;
         let mut forks = Vec::with_capacity(count);
         for _ in 0..count {
-            forks.push(snapshot.restore().await?);
+            forks.push(snapshot.restore_within(Some(FORK_PATIENCE)).await?);
         }
         Ok(forks)
     }
@@ -193,6 +202,18 @@ impl Sandbox {
             Some(error) => Err(error),
             None => Ok((Arc::clone(&inner.engine), Arc::clone(&inner.wires.slot), self.about.shape.clone())),
         }
+    }
+
+    /// Takes no calls until it is released.
+    pub(crate) fn hold(&self, reason: &'static str) -> Result<(), Error> {
+        self.inner.get()?.wires.lifecycle.hold(Some(Error::closed(reason)));
+        Ok(())
+    }
+
+    /// Takes calls again, if it has not ended.
+    pub(crate) fn release(&self) -> Result<(), Error> {
+        self.inner.get()?.wires.lifecycle.hold(None);
+        Ok(())
     }
 
     /// Takes no more calls, and ends in the background.

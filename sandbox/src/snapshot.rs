@@ -8,6 +8,7 @@
 //! wall clock is right, the kernel's generator and the idle interpreters' have new seeds, machine id and host name are new.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hayfork_vmm::backend::Template;
 use tokio::time::Instant;
@@ -44,13 +45,26 @@ impl Snapshot {
     /// # Errors
     /// The engine was shut down, the host refuses something, or the guest does not answer.
     pub async fn restore(&self) -> Result<Sandbox, Error> {
+        self.restore_within(None).await
+    }
+
+    /// The same for one who holds others already and must not wait for room for ever: `patience` at most.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore`], or that there is no room.
+    pub(crate) async fn restore_within(&self, patience: Option<Duration>) -> Result<Sandbox, Error> {
         let called = Instant::now();
         let inner = self.0.get()?;
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
         let (handle, shape) = (engine.handle().clone(), inner.shape.clone());
         engine::run_on(&handle, async move {
-            let permit = engine.admit(shape.memory_mib).await;
-            let guest = engine.restored(Restore::Usual(template), permit, called).await?;
+            let admitted =
+                tokio::time::timeout(patience.unwrap_or(Duration::MAX), engine.admit(shape.memory_mib));
+            let permit = admitted.await.map_err(|_| {
+                Error::Capacity("this host has no room for all of these virtual machines at once".into())
+            })?;
+            let limit = engine.boot_timeout();
+            let guest = engine.restored(Restore::Usual(template), permit, called, limit).await?;
             Ok(engine.sandbox(guest, shape, called, StartedFrom::Template))
         })
         .await

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hayfork_protocol::message::{Env, Language, Renew};
+use hayfork_protocol::message::{Env, Language, Renew, Request};
 use hayfork_protocol::mux::{Mux, Role};
 use hayfork_vmm::backend::{Backend, Capabilities, ImageDigests, MachineSpec, Template};
 use tokio::net::UnixStream;
@@ -22,8 +22,8 @@ use crate::connection::handshake::{self, Met};
 use crate::connection::lifecycle::Lifecycle;
 use crate::connection::stream::Mailbox;
 use crate::connection::task::{Connection, Parts, QUEUE};
-use crate::engine::{Inner, SHUT_DOWN, joined};
-use crate::error::Error;
+use crate::engine::{Inner, joined};
+use crate::error::{Error, SHUT_DOWN};
 use crate::guest::{Guest, Wires};
 use crate::images::ImageSet;
 use crate::options::{SandboxOptions, default_memory_mib};
@@ -105,6 +105,7 @@ impl Inner {
             runs_on,
         };
 
+        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
         let line = self.pools.line(key);
         let mut found = None;
         if !options.fresh_boot {
@@ -120,7 +121,7 @@ impl Inner {
         }
         if let Some(template) = found {
             let permit = self.admit(memory_mib).await;
-            match self.restored(Restore::Usual(Arc::clone(&template.template)), permit, called).await {
+            match self.restored(Restore::Usual(Arc::clone(&template.template)), permit, called, limit).await {
                 Ok(guest) => {
                     let shape = shape(template.runs_on.clone());
                     return Ok(self.sandbox(guest, shape, called, StartedFrom::Template));
@@ -128,12 +129,11 @@ impl Inner {
                 Err(error) if error.is_shutdown() => return Err(error),
                 Err(error) => {
                     tracing::warn!(code = error.code(), %error, "a template cannot be used; a machine is booted instead");
-                    self.forget_template(&line, &template);
+                    self.forget_template(&line, &template, &error);
                 }
             }
         }
         let name = options.name.clone();
-        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
         let permit = self.admit(memory_mib).await;
         let Booted { guest, runs_on } = Arc::clone(&self).boot(key, name, permit, called, limit).await?;
         if !options.fresh_boot {
@@ -185,6 +185,7 @@ impl Inner {
         how: Restore,
         permit: Permit,
         called: Instant,
+        limit: Duration,
     ) -> Result<Guest, Error> {
         let id = new_id()?;
         let inner = Arc::clone(self);
@@ -198,8 +199,8 @@ impl Inner {
         });
         let vm = restored.await.map_err(joined)??;
         let renew = renewal(&id)?;
-        let guest = self.introduce(id, vm, called, self.options.boot_timeout).await?;
-        guest.simple(hayfork_protocol::message::Request::Renew(renew)).await?;
+        let guest = self.introduce(id, vm, called, limit).await?;
+        within(limit, "renew itself", guest.simple(Request::Renew(renew))).await?;
         Ok(guest)
     }
 
@@ -331,6 +332,19 @@ fn suits(found: &Capabilities, spec: &MachineSpec, images: &ImageSet) -> Result<
     }
     images.kernel_of(found.kernel)?;
     Ok(())
+}
+
+/// Waits for what a guest owes, but not for ever: its kernel may hang.
+///
+/// # Errors
+/// What the guest says, or that it says nothing within `limit`. It is not to be used any more then.
+pub(crate) async fn within(
+    limit: Duration,
+    what: &str,
+    owed: impl Future<Output = Result<(), Error>>,
+) -> Result<(), Error> {
+    let late = |_| Err(Error::Unresponsive(format!("it was told to {what} and did not within {limit:?}")));
+    tokio::time::timeout(limit, owed).await.unwrap_or_else(late)
 }
 
 /// What makes a restored guest another than the one that was kept.

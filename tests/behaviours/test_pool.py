@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -194,6 +195,27 @@ def test_schedulers_say_where_a_vm_came_from():
             assert (await scheduler.run("print(2)", language="python")).warm_pool_hit
 
     asyncio.run(main())
+
+
+def test_a_forked_child_leaves_its_parents_pool_alone(pool):
+    script = """
+        import os, hayfork
+        with hayfork.WarmPool(1) as pool:
+            assert pool.wait()
+            if os.fork() == 0:
+                pool.close()
+                try:
+                    hayfork.WarmPool(1).close()
+                finally:
+                    os._exit(0)
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+            run = hayfork.run("print('well')")
+            print(run.runs_on.made_from, run.stdout, end="")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "pool well\n", "")
 
 
 def cpu_seconds() -> float:

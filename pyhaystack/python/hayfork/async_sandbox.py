@@ -448,7 +448,7 @@ class AsyncSandbox:
 
         Each has the variables, files and background processes of this one, and a time, randomness and identity of its
         own. Runs that are under way are stopped in the forks, and go on here. This sandbox stands still for some tens
-        of milliseconds meanwhile. Only the monitor can do it so far.
+        of milliseconds meanwhile (hundreds under QEMU).
 
         Args:
             count: How many.
@@ -481,7 +481,7 @@ class AsyncSandbox:
 
         Raises:
             UnsupportedOptionError: If the backend cannot do it.
-            SnapshotError: If it cannot be written. The sandbox runs on.
+            SandboxError: If it cannot be written. The sandbox runs on.
             SessionClosedError: If this sandbox is closed.
         """
         return await run_async(operations.pause(self._native, self._timeout, self.metadata))
@@ -506,7 +506,7 @@ class AsyncSandbox:
             sandbox_id: What `pause` gave.
             keep: Whether it stays paused as well.
             timeout: Seconds that one execution may take; by default what the paused sandbox had.
-            backend: What runs the VM, if not the one that ran it before.
+            backend: As for `create`; it must come to the one that ran it before.
             isolation: Where the VM runs, as for `create`.
             images: Folder of the image set; found without it. It must be the one that it was made from.
 

@@ -72,6 +72,7 @@ class WarmPool:
             )
         self._size = size
         self._kind: _Kind = operations.machine_kind(language, memory_mb, cpus)
+        self._process = os.getpid()
         self._engine: _native.Engine | None = engine(images=images, backend=backend, isolation=isolation)
         self._want(self._engine, size)
 
@@ -109,7 +110,8 @@ class WarmPool:
     def close(self) -> None:
         """Keep none ready any more. Sandboxes that were taken live on. Closing twice is fine."""
         of, self._engine = self._engine, None
-        if of is not None:
+        # A child made by fork has none of its parent's VMs.
+        if of is not None and self._process == os.getpid():
             self._want(of, -self._size)
 
     def __enter__(self) -> Self:

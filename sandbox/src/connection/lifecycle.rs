@@ -60,18 +60,25 @@ impl End {
 pub(crate) struct Lifecycle {
     /// The error for calls from now on; `None` while open.
     ended: Mutex<Option<Error>>,
+    /// The error for calls until it is taken back.
+    held: Mutex<Option<Error>>,
     death: watch::Receiver<Death>,
 }
 
 impl Lifecycle {
     /// An open sandbox, whose machine reports its death there.
     pub(crate) fn new(death: watch::Receiver<Death>) -> Self {
-        Self { ended: Mutex::new(None), death }
+        Self { ended: Mutex::default(), held: Mutex::default(), death }
     }
 
     /// The error for a call now, if the sandbox takes none.
     pub(crate) fn refusal(&self) -> Option<Error> {
-        lock(&self.ended).clone()
+        lock(&self.ended).clone().or_else(|| lock(&self.held).clone())
+    }
+
+    /// Refuses calls with that error for the time being; `None`: no longer.
+    pub(crate) fn hold(&self, error: Option<Error>) {
+        *lock(&self.held) = error;
     }
 
     /// Takes no more calls. The first error stays.

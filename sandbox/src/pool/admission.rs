@@ -16,6 +16,7 @@
 mod host;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ const DESCRIPTORS: (u64, u64) = (48, 96);
 #[derive(Debug)]
 pub(crate) struct Admission {
     turnstile: tokio::sync::Mutex<()>,
+    /// Those who stand in front and do not fit: one at most, and behind it all who came later.
+    waiting: AtomicUsize,
     shared: Arc<Shared>,
     host: fn() -> Host,
     /// Machines at once.
@@ -101,17 +104,24 @@ impl Admission {
     }
 
     pub(crate) fn with_host(host: fn() -> Host, most: usize) -> Self {
-        Self { turnstile: tokio::sync::Mutex::default(), shared: Arc::default(), host, most: most.max(1) }
+        Self {
+            turnstile: tokio::sync::Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            shared: Arc::default(),
+            host,
+            most: most.max(1),
+        }
     }
 
     /// Waits until a machine of that much memory fits. Dropping the future gives up the place.
     pub(crate) async fn enter(&self, memory_mib: u32) -> Permit {
         let expected = expected(memory_mib);
         let _turn = self.turnstile.lock().await;
-        let mut waited = false;
-        while !self.fits(expected) {
-            if !std::mem::replace(&mut waited, true) {
+        let mut waiting = None;
+        while !self.fits(expected).await {
+            if waiting.is_none() {
                 tracing::debug!(memory_mib, "a machine waits for memory or descriptors");
+                waiting = Some(Waiting::begin(&self.waiting));
             }
             // Whoever comes first; the time over is not an error.
             let _ = tokio::time::timeout(LOOK_AGAIN, self.shared.freed.notified()).await;
@@ -123,12 +133,20 @@ impl Admission {
     ///
     /// # Errors
     /// [`Error::Capacity`].
-    pub(crate) fn try_enter(&self, memory_mib: u32) -> Result<Permit, Error> {
+    pub(crate) async fn try_enter(&self, memory_mib: u32) -> Result<Permit, Error> {
         let expected = expected(memory_mib);
-        match self.turnstile.try_lock() {
-            Ok(_turn) if self.fits(expected) => Ok(self.permit(expected)),
-            _ => Err(Error::Capacity("this host has no room for one more virtual machine".into())),
+        if self.waiting.load(Ordering::SeqCst) == 0 {
+            let _turn = self.turnstile.lock().await;
+            if self.fits(expected).await {
+                return Ok(self.permit(expected));
+            }
         }
+        Err(Error::Capacity("this host has no room for one more virtual machine".into()))
+    }
+
+    /// The most machines at once.
+    pub(crate) fn most(&self) -> usize {
+        self.most
     }
 
     fn permit(&self, expected: u64) -> Permit {
@@ -139,35 +157,58 @@ impl Admission {
         Permit(ThisProcess::new(Given { number, shared: Arc::clone(&self.shared) }))
     }
 
-    fn fits(&self, expected: u64) -> bool {
-        let live = lock(&self.shared.live);
-        if live.machines.is_empty() {
-            return true;
+    async fn fits(&self, expected: u64) -> bool {
+        let machines: Vec<_> = {
+            let live = lock(&self.shared.live);
+            live.machines.values().map(|machine| (machine.expected, machine.slot.clone())).collect()
+        };
+        if machines.is_empty() || machines.len() >= self.most {
+            return machines.is_empty();
         }
-        if live.machines.len() >= self.most {
-            return false;
-        }
-        let machines: Vec<_> = live.machines.values().map(|m| (m.expected, m.slot.clone())).collect();
-        drop(live); // Asking the host takes a while.
-        let host = (self.host)();
-        if host.descriptors < DESCRIPTORS.0 + DESCRIPTORS.1 {
-            return false;
-        }
-        let room = host.available.saturating_sub(host.total / RESERVE);
-        let promised = machines.iter().map(|(expected, _)| expected).sum::<u64>();
-        if room >= promised + expected {
-            return true;
-        }
-        // What they have taken already is no longer available, so it must not count twice.
-        let to_come: u64 = machines
-            .into_iter()
-            .map(|(expected, slot)| {
-                let used = slot.upgrade().and_then(|slot| slot.host_memory());
-                expected.saturating_sub(used.map_or(0, |used| used.guest + used.overhead))
-            })
-            .sum();
-        room >= to_come + expected
+        // Asking the host, and machines of other processes, takes a while.
+        let host = self.host;
+        let look = move || have_room(&machines, host(), expected);
+        tokio::task::spawn_blocking(look).await.unwrap_or(false)
     }
+}
+
+/// Somebody stands in front and does not fit.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether there is room beside these machines for one that is expected to take that much.
+fn have_room(machines: &[(u64, Weak<Slot>)], host: Host, expected: u64) -> bool {
+    // Those that are not made yet have not taken theirs.
+    let to_be_made = machines.iter().filter(|(_, slot)| slot.strong_count() == 0).count() as u64;
+    if host.descriptors < DESCRIPTORS.1 + DESCRIPTORS.0 * (1 + to_be_made) {
+        return false;
+    }
+    let room = host.available.saturating_sub(host.total / RESERVE);
+    let promised = machines.iter().map(|(expected, _)| expected).sum::<u64>();
+    if room >= promised + expected {
+        return true;
+    }
+    // What they have taken already is no longer available, so it must not count twice.
+    let to_come: u64 = machines
+        .iter()
+        .map(|(expected, slot)| {
+            let used = slot.upgrade().and_then(|slot| slot.host_memory());
+            expected.saturating_sub(used.map_or(0, |used| used.guest + used.overhead))
+        })
+        .sum();
+    room >= to_come + expected
 }
 
 /// Bytes that a machine of that much memory is expected to take.

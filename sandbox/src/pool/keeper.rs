@@ -109,9 +109,10 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
                 let (engine, line) = (Arc::clone(&engine), Arc::clone(&line));
                 (coming, engine.handle().clone().spawn(async move { make(&engine, &line).await }).await)
             }
-            Work::Warm(coming, stocked) => {
-                (coming, engine.handle().spawn(warm(*stocked, line.key.language)).await)
-            }
+            Work::Warm(coming, stocked) => (
+                coming,
+                engine.handle().spawn(warm(*stocked, line.key.language, engine.boot_timeout())).await,
+            ),
         };
         match done {
             Ok(Ok(stocked)) => {
@@ -139,25 +140,25 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
 async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error> {
     if let Some(template) = template::get(engine, line).await? {
         let how = Restore::Usual(Arc::clone(&template.template));
-        let permit = engine.admission.try_enter(line.key.memory_mib)?;
-        let restored = engine.restored(how, permit, Instant::now()).await;
+        let permit = engine.admission.try_enter(line.key.memory_mib).await?;
+        let restored = engine.restored(how, permit, Instant::now(), engine.boot_timeout()).await;
         let guest = restored.inspect_err(|error| {
             // One from the disk may be at fault; another is made at the next try.
             if !error.is_shutdown() {
-                engine.forget_template(line, &template);
+                engine.forget_template(line, &template, error);
             }
         })?;
         return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm: false });
     }
     let limit = engine.boot_timeout();
-    let permit = engine.admission.try_enter(line.key.memory_mib)?;
+    let permit = engine.admission.try_enter(line.key.memory_mib).await?;
     let booted = Arc::clone(engine).boot(line.key, None, permit, Instant::now(), limit).await?;
     // Without it, it has no interpreter.
     let booted = Stocked { guest: booted.guest, runs_on: booted.runs_on, is_warm: false };
-    warm(booted, line.key.language).await
+    warm(booted, line.key.language, limit).await
 }
 
-async fn warm(stocked: Stocked, language: Language) -> Result<Stocked, Error> {
-    template::warm_up(&stocked.guest, language).await?;
+async fn warm(stocked: Stocked, language: Language, limit: Duration) -> Result<Stocked, Error> {
+    template::warm_up(&stocked.guest, language, limit).await?;
     Ok(Stocked { is_warm: true, ..stocked })
 }

@@ -6,6 +6,7 @@
 //! All of that is done once on a host: see [`super::shelf`]. The working set is given to every clone ahead: a fault for each page costs several times as much.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use hayfork_protocol::message::{Execute, Language, Request};
 use hayfork_vmm::backend::Template;
@@ -15,7 +16,7 @@ use super::shelf::{self, Claim, Place};
 use super::{Key, Line};
 use crate::connection::lock;
 use crate::engine::{self, joined};
-use crate::error::Error;
+use crate::error::{Error, SHUT_DOWN};
 use crate::guest::Guest;
 use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
 use crate::start::{self, Booted, Restore, RunsOn};
@@ -84,7 +85,7 @@ pub(super) async fn get(
             return Ok(state.template.ready());
         }
         if state.closed {
-            return Err(Error::closed("the engine was shut down"));
+            return Err(Error::closed(SHUT_DOWN));
         }
         state.template.under_way = true;
     }
@@ -142,10 +143,10 @@ impl engine::Inner {
         Some(template)
     }
 
-    /// A template has turned out to be of no use: it is neither used nor loaded any more.
-    pub(crate) fn forget_template(&self, line: &Line, template: &Arc<LanguageTemplate>) {
+    /// A template has turned out to be of no use: it is not used any more, and not loaded if it is at fault itself.
+    pub(crate) fn forget_template(&self, line: &Line, template: &Arc<LanguageTemplate>, error: &Error) {
         line.forget(template);
-        if let Some(place) = template.place.clone() {
+        if let Some(place) = template.place.clone().filter(|_| !error.is_of_the_host()) {
             self.handle().spawn_blocking(move || place.clear());
         }
     }
@@ -158,19 +159,24 @@ async fn make(
 ) -> Result<LanguageTemplate, Error> {
     let limit = engine.boot_timeout();
     let began = Instant::now();
-    let permit = engine.admission.try_enter(key.memory_mib)?;
+    let permit = engine.admission.try_enter(key.memory_mib).await?;
     let Booted { guest, runs_on } = Arc::clone(engine).boot(key, None, permit, began, limit).await?;
-    warm_up(&guest, key.language).await?;
+    warm_up(&guest, key.language, limit).await?;
     // What clones do first is loaded once, in front of all of them.
-    guest.simple(Request::Renew(start::renewal(&guest.id)?)).await?;
-    warm_up(&guest, key.language).await?;
+    let renew = guest.simple(Request::Renew(start::renewal(&guest.id)?));
+    start::within(limit, "renew itself", renew).await?;
+    warm_up(&guest, key.language, limit).await?;
     let slot = Arc::clone(&guest.wires.slot);
     let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
+    // Its room is for the trial, so that one place is enough for a template.
+    let lifecycle = Arc::clone(&guest.wires.lifecycle);
     drop(guest);
+    lifecycle.dead().await?;
 
-    let permit = engine.admission.try_enter(key.memory_mib)?;
-    let trial = engine.restored(Restore::Observed(Arc::clone(&template)), permit, Instant::now()).await?;
-    warm_up(&trial, key.language).await?;
+    let permit = engine.admission.try_enter(key.memory_mib).await?;
+    let trial =
+        engine.restored(Restore::Observed(Arc::clone(&template)), permit, Instant::now(), limit).await?;
+    warm_up(&trial, key.language, limit).await?;
     let slot = Arc::clone(&trial.wires.slot);
     let pages = engine.handle().spawn_blocking(move || slot.working_set()).await.map_err(joined)?;
     let bytes: u64 = pages.iter().map(|range| range.end - range.start).sum();
@@ -188,18 +194,17 @@ pub(super) const fn warm_up_code(language: Language) -> &'static str {
 }
 
 /// Runs that code in the context that callers use first, and drops its output.
-pub(super) async fn warm_up(guest: &Guest, language: Language) -> Result<(), Error> {
-    guest
-        .run_silently(Request::Execute(Execute {
-            context: 0,
-            language,
-            code: warm_up_code(language).into(),
-            env: Vec::new(),
-            stdin: false,
-            last: false,
-            timeout_ms: None,
-            stdout: DEFAULT_STDOUT,
-            stderr: DEFAULT_STDERR,
-        }))
-        .await
+pub(super) async fn warm_up(guest: &Guest, language: Language, limit: Duration) -> Result<(), Error> {
+    let run = guest.run_silently(Request::Execute(Execute {
+        context: 0,
+        language,
+        code: warm_up_code(language).into(),
+        env: Vec::new(),
+        stdin: false,
+        last: false,
+        timeout_ms: None,
+        stdout: DEFAULT_STDOUT,
+        stderr: DEFAULT_STDERR,
+    }));
+    start::within(limit, "run an empty piece of code", run).await
 }

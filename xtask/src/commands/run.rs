@@ -19,6 +19,9 @@ pub(crate) struct Options {
     arguments: Vec<String>,
 }
 
+/// Behind other options, instead of a program: the example.
+const THE_EXAMPLE: &str = "--example";
+
 /// Carries the command out. Does not return if the program ends with another exit code than 0.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let context = Context::new()?;
@@ -26,11 +29,15 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let bin = python::environment(&context)?;
     let mut command = Command::new(bin.join("hayfork"));
     command.args(["run", "--timings"]).env("HAYFORK_IMAGES_DIR", &set);
-    if options.arguments.is_empty() {
+    let (last, others) = options
+        .arguments
+        .split_last()
+        .map_or((THE_EXAMPLE, &[][..]), |(last, others)| (last.as_str(), others));
+    if last == THE_EXAMPLE {
         eprintln!(
             "running {EXAMPLE}; give your own with  make run CODE='print(6 * 7)'  or  make run FILE=program.py"
         );
-        command.arg(context.tree.join(EXAMPLE));
+        command.args(others).arg(context.tree.join(EXAMPLE));
     } else {
         command.args(&options.arguments);
     }

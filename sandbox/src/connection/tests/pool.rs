@@ -131,6 +131,7 @@ fn a_machine_that_died_in_stock_is_never_handed_out() {
         let sandbox = create(&engine).await;
         run(&sandbox, "x").await;
         assert!(lives.load(Ordering::SeqCst) > 3);
+        assert!(engine.wait_warm(LIMIT).await.unwrap(), "it is made up for");
     });
 }
 
@@ -249,6 +250,58 @@ fn machines_in_stock_make_room_for_those_that_are_wanted() {
         assert!(!engine.wait_warm(Duration::from_millis(300)).await.unwrap(), "there is no room for a stock");
         drop((last, all));
         assert!(engine.wait_warm(LIMIT).await.unwrap(), "now there is");
+    });
+}
+
+#[test]
+fn one_place_is_enough_for_a_template_and_a_stock_of_one() {
+    let backend = worker(&Arc::default()).with_templates();
+    let engine = backend.engine_of(|options| options.max_machines = Some(1));
+    block_on(&engine, async {
+        keep(&engine, 1);
+        assert!(engine.wait_warm(LIMIT).await.unwrap());
+        assert_eq!(backend.launched.load(Ordering::SeqCst), 1, "the first one was not for nothing");
+    });
+}
+
+#[test]
+fn more_forks_than_there_is_room_for_are_refused_and_none_is_left() {
+    let backend = worker(&Arc::default()).with_templates();
+    let engine = backend.engine_of(|options| options.max_machines = Some(3));
+    block_on(&engine, async {
+        let sandbox = create(&engine).await;
+        let error = sandbox.fork(3).await.unwrap_err();
+        assert_eq!(error.code(), "capacity", "{error}");
+        assert_eq!(sandbox.fork(2).await.unwrap().len(), 2);
+        backend.wait_until_killed(2);
+        run(&sandbox, "x").await;
+    });
+}
+
+#[test]
+fn a_clone_that_does_not_renew_itself_holds_nobody_up() {
+    let lives = Arc::new(AtomicUsize::new(0));
+    let backend = FakeBackend::new(move |mut guest| {
+        let is_clone = lives.fetch_add(1, Ordering::SeqCst) > 0;
+        guest.meet()?;
+        loop {
+            let (id, request) = guest.open()?;
+            match request {
+                Request::Execute(_) => guest.finish(id),
+                Request::Renew(_) if is_clone => {}
+                _ => guest.end(id, &Event::Done { bytes: 0 }),
+            }
+        }
+    })
+    .with_templates();
+    let engine = backend.engine_of(|options| options.boot_timeout = Duration::from_millis(300));
+    block_on(&engine, async {
+        let sandbox = create(&engine).await;
+        let kept = sandbox.snapshot().await.unwrap();
+        let error = kept.restore().await.unwrap_err();
+        assert!(error.to_string().contains("did not within"), "{error}");
+        drop((sandbox, kept));
+        backend.wait_until_killed(2);
     });
 }
 

@@ -74,7 +74,7 @@ async fn the_first_machine_is_let_in_whatever_there_is_and_descriptors_count() {
     assert!(more.is_err(), "it waits");
 
     let admission =
-        Admission::with_host(|| Host { descriptors: DESCRIPTORS.0 + DESCRIPTORS.1 - 1, ..roomy() }, 1000);
+        Admission::with_host(|| Host { descriptors: 2 * DESCRIPTORS.0 + DESCRIPTORS.1 - 1, ..roomy() }, 1000);
     let _first = admission.enter(100).await;
     let more = tokio::time::timeout(Duration::from_millis(300), admission.enter(100)).await;
     assert!(more.is_err(), "it waits for descriptors");
@@ -83,9 +83,9 @@ async fn the_first_machine_is_let_in_whatever_there_is_and_descriptors_count() {
 #[tokio::test]
 async fn the_stock_does_not_stand_in_line_and_numbers_are_bounded() {
     let admission = Arc::new(Admission::with_host(roomy, 2));
-    let first = admission.try_enter(100).unwrap();
+    let first = admission.try_enter(100).await.unwrap();
     let _second = admission.enter(100).await;
-    assert_eq!(admission.try_enter(100).unwrap_err().code(), "capacity", "two are the most");
+    assert_eq!(admission.try_enter(100).await.unwrap_err().code(), "capacity", "two are the most");
     let waiting = {
         let admission = Arc::clone(&admission);
         tokio::spawn(async move { admission.enter(100).await })
@@ -94,5 +94,5 @@ async fn the_stock_does_not_stand_in_line_and_numbers_are_bounded() {
     drop(first);
     let third = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("it is woken").unwrap();
     drop(third);
-    admission.try_enter(100).unwrap();
+    admission.try_enter(100).await.unwrap();
 }
