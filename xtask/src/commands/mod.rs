@@ -7,6 +7,7 @@ pub(crate) mod fuzz;
 pub(crate) mod images;
 pub(crate) mod lint;
 pub(crate) mod run;
+pub(crate) mod runner;
 pub(crate) mod soak;
 pub(crate) mod tally;
 pub(crate) mod test;

@@ -1,5 +1,7 @@
 //! Counts what passed and failed over test runners of several kinds.
 
+use std::time::Duration;
+
 /// The sum over everything that ran.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
@@ -26,12 +28,15 @@ impl Tally {
 
     /// Counts a runner by what it printed. One that failed without naming a failed test, or that ran
     /// nothing, counts as one failure.
-    pub(crate) fn runner(&mut self, name: &str, output: &str, success: bool) {
+    pub(crate) fn runner(&mut self, name: &str, output: &str, success: bool, took: Duration) {
         let (passed, mut failed) = counts(output);
         if (!success || passed == 0) && failed == 0 {
             failed = 1;
         }
         self.add(name, passed, failed);
+        if let Some(line) = self.lines.last_mut() {
+            line.push_str(&format!(" {:>5} s", took.as_secs()));
+        }
     }
 
     /// Something to be known about the results, such as a test that passed only when it was run again.
@@ -142,9 +147,10 @@ mod tests {
     #[test]
     fn a_runner_that_breaks_or_runs_nothing_is_a_failure() {
         let mut tally = Tally::default();
-        tally.runner("crashed", "error: could not compile", false);
-        tally.runner("empty", "     Summary [ 0.0s] 0 tests run: 0 passed, 3 skipped", true);
-        tally.runner("fine", "1 passed in 0.1s", true);
+        let took = Duration::ZERO;
+        tally.runner("crashed", "error: could not compile", false, took);
+        tally.runner("empty", "     Summary [ 0.0s] 0 tests run: 0 passed, 3 skipped", true, took);
+        tally.runner("fine", "1 passed in 0.1s", true, took);
         assert_eq!((tally.passed, tally.failed), (1, 2));
     }
 }

@@ -10,17 +10,21 @@
 //! | guest | Rust tests that boot guests, on each backend that the host offers | the image set |
 //! | behaviours | the public Python API, end to end, on each of them too | the image set, the package |
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
 use hayfork_vmm::hypervisor::probe::{Verdict, probe};
 
 use crate::commands::tally::Tally;
-use crate::commands::{fuzz, images, lint};
+use crate::commands::{fuzz, images, lint, runner};
 use crate::context::Context;
 use crate::{host_drivers, process, python, rig};
+
+/// How long one runner may take: several times what the slowest needs on two processors, and so little that one which hangs
+/// leaves the others their time.
+const LIMIT: Duration = Duration::from_secs(25 * 60);
 
 /// The variable that names the backend for engines that are not told another.
 const BACKEND: &str = "HAYFORK_BACKEND";
@@ -140,26 +144,11 @@ fn cargo_test(guests: bool, package: Option<&str>) -> Command {
 /// Runs a test runner, shows what it prints, and counts its tests.
 fn runner(context: &Context, tally: &mut Tally, name: &str, command: &mut Command) -> Result<()> {
     println!("\n── {name}");
-    // Both streams over one pipe, so that their lines keep their order.
-    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
-    let mut child = command
-        .current_dir(&context.tree)
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone().context("cannot copy a descriptor")?)
-        .stderr(writer)
-        .spawn()
-        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
-    // The command holds this side's copies of the writing end: they must go, or the end never comes.
-    command.stdout(Stdio::null()).stderr(Stdio::null());
-    let mut output = String::new();
-    for line in BufReader::new(reader).split(b'\n') {
-        let line = line.with_context(|| format!("cannot read what {name} prints"))?;
-        let line = String::from_utf8_lossy(&line);
-        println!("{line}");
-        output.push_str(&line);
-        output.push('\n');
+    let ran =
+        runner::run(command.current_dir(&context.tree), LIMIT).with_context(|| format!("running {name}"))?;
+    tally.runner(name, &ran.output, ran.success, ran.took);
+    if ran.late {
+        tally.note(&format!("{name} was ended after {} s, before it was done", LIMIT.as_secs()));
     }
-    let status = child.wait().with_context(|| format!("cannot wait for {name}"))?;
-    tally.runner(name, &output, status.success());
     Ok(())
 }
