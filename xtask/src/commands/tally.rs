@@ -33,10 +33,7 @@ impl Tally {
         if (!success || passed == 0) && failed == 0 {
             failed = 1;
         }
-        self.add(name, passed, failed);
-        if let Some(line) = self.lines.last_mut() {
-            line.push_str(&format!(" {:>5} s", took.as_secs()));
-        }
+        self.add(&format!("{name} ({} s)", took.as_secs()), passed, failed);
     }
 
     /// Something to be known about the results, such as a test that passed only when it was run again.
