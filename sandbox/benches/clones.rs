@@ -176,6 +176,7 @@ async fn memory(engine: &Engine, count: usize) -> Result<(), Error> {
 async fn sustained(engine: &Engine, callers: usize) -> Result<(), Error> {
     warm(engine, callers).await?;
     let seen = Arc::new(Mutex::new(HashSet::new()));
+    let before = (processor(), host_busy());
     let (began, time) = (Instant::now(), Duration::from_secs(10));
     let tasks: Vec<_> = (0..callers)
         .map(|_| {
@@ -196,12 +197,15 @@ async fn sustained(engine: &Engine, callers: usize) -> Result<(), Error> {
             })
         })
         .collect();
-    let mut runs = 0;
+    let mut runs = 0u32;
     for task in tasks {
         runs += task.await.expect("it does not panic")?;
     }
     let rate = f64::from(runs) / began.elapsed().as_secs_f64();
     println!("  {:<58} {rate:>6.1} a second", format!("runs in machines of their own, {callers} callers"));
+    let (own, all) = (processor().saturating_sub(before.0), host_busy().saturating_sub(before.1));
+    let each = |time: Duration| time / runs.max(1);
+    println!("  {:<58} {:>9.2?}   host {:>9.2?}", "processor time of all that, a run", each(own), each(all));
     warm(engine, 0).await
 }
 
@@ -209,6 +213,16 @@ async fn sustained(engine: &Engine, callers: usize) -> Result<(), Error> {
 fn processor() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap())
+}
+
+/// Processor time of the whole host so far, its kernel's own threads included.
+fn host_busy() -> Duration {
+    let text = std::fs::read_to_string("/proc/stat").unwrap();
+    let mut fields =
+        text.lines().next().unwrap().split_whitespace().skip(1).map(|n| n.parse::<u64>().unwrap());
+    // user, nice, system; then idle and waiting; then interrupts and what a host above this one took.
+    let busy: u64 = fields.by_ref().take(3).sum::<u64>() + fields.skip(2).take(3).sum::<u64>();
+    Duration::from_millis(busy * 10)
 }
 
 /// Memory that the host can give, in KiB.

@@ -247,11 +247,38 @@ impl engine::Inner {
         if due && self.makes_templates() {
             let (engine, line) = (Arc::clone(self), Arc::clone(line));
             self.handle().spawn(async move {
-                if let Err(error) = template::get(&engine, &line).await {
-                    tracing::debug!(code = error.code(), %error, "no template was made");
+                match template::get(&engine, &line).await {
+                    Ok(Some(template)) => engine.anticipate(&line, &template),
+                    Ok(None) => {}
+                    Err(error) => tracing::debug!(code = error.code(), %error, "no template was made"),
                 }
                 engine.pools.trim();
             });
         }
+    }
+
+    /// Has made ahead what the next machine of a template would wait for, in the background: if there is room, if one was
+    /// wanted before (who wants two wants more), and if no stock is kept, which is better still.
+    pub(crate) fn anticipate(self: &Arc<Self>, line: &Line, template: &Arc<LanguageTemplate>) {
+        {
+            let state = lock(&line.state);
+            if state.asked < 2 || state.target > 0 || state.closed {
+                return;
+            }
+        }
+        let (engine, template) = (Arc::clone(self), Arc::clone(template));
+        let memory_mib = line.key.memory_mib;
+        self.handle().spawn(async move {
+            let Ok(_room) = engine.admission.try_enter(memory_mib).await else { return };
+            let inner = Arc::clone(&engine);
+            let prepared = engine.handle().spawn_blocking(move || {
+                // A shutdown waits for it, as for every launch.
+                let Some(_launch) = inner.reaper.announce() else { return Ok(()) };
+                template.template.prepare()
+            });
+            if let Ok(Err(error)) = prepared.await {
+                tracing::debug!(%error, "nothing is made ahead for the next machine");
+            }
+        });
     }
 }

@@ -123,6 +123,7 @@ impl Inner {
             let permit = self.admit(memory_mib).await;
             match self.restored(Restore::Usual(Arc::clone(&template.template)), permit, called, limit).await {
                 Ok(guest) => {
+                    self.anticipate(&line, &template);
                     let shape = shape(template.runs_on.clone());
                     return Ok(self.sandbox(guest, shape, called, StartedFrom::Template));
                 }

@@ -139,6 +139,22 @@ mod measure {
             line(&format!("restored, answering, taken apart{what}"), lives);
             line(&format!("restoring a machine{what}"), made);
             line(&format!("restoring until it answers over vsock{what}"), answered);
+            let (mut begun, mut made, mut answered) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..BOOTS {
+                let start = Instant::now();
+                template.prepare().unwrap();
+                begun.push(start.elapsed());
+                let start = Instant::now();
+                let mut machine = template.restore().unwrap();
+                made.push(start.elapsed());
+                Client::connect(machine.as_mut());
+                answered.push(start.elapsed());
+                drop(machine);
+                settle();
+            }
+            line(&format!("beginning a machine ahead{what}"), begun);
+            line(&format!("restoring one that was begun{what}"), made);
+            line(&format!("restoring one that was begun until it answers{what}"), answered);
             let (mut reset, mut answered) = (Vec::new(), Vec::new());
             let mut machine = template.restore().unwrap();
             Client::connect(machine.as_mut()).text("keep something else");

@@ -167,6 +167,16 @@ pub trait Template: Send + Sync {
     /// The host refuses something. Nothing is left behind.
     fn restore(&self) -> Result<Box<dyn Machine>, BackendError>;
 
+    /// Makes ahead what the next [restore](Template::restore) would take time for, if it is not there yet; as cheap as nothing where
+    /// a backend can make nothing ahead. What is made takes some MiB of memory, a machine's descriptors and threads, and goes
+    /// with the template.
+    ///
+    /// # Errors
+    /// As [`Template::restore`], which is as good as before then.
+    fn prepare(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Makes a machine that [`Machine::working_set`] is asked of later. It is slower than others.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod devices;
 mod ports;
 mod report;
 mod reset;
+mod shell;
 mod snapshot;
 mod working_set;
 
@@ -51,6 +52,7 @@ use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vm};
 use crate::memory::{GuestRam, Resident, SealedImage};
 use crate::vcpu::{ExitCounts, VcpuError, VcpuThreads};
 
+pub use self::shell::Shell;
 pub use self::snapshot::{MachineState, STATE_VERSION, Template};
 
 /// What a machine is made of. All files are open already.

@@ -11,6 +11,7 @@ mod images;
 mod machine;
 mod reaper;
 mod saved;
+mod template;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +29,8 @@ use crate::machine::{Blueprint, Machine, Template};
 use crate::snapshot::Identity;
 
 use self::images::Images;
-use self::machine::{MonitorMachine, MonitorTemplate};
+use self::machine::MonitorMachine;
+use self::template::MonitorTemplate;
 
 pub use reaper::settle;
 #[cfg(any(test, feature = "testing"))]

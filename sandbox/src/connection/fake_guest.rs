@@ -49,6 +49,8 @@ pub(crate) struct FakeBackend {
     /// Whether its machines can be kept, and how many were made of kept ones.
     keeps: bool,
     pub(crate) restored: Arc<AtomicUsize>,
+    /// Times that something was to be made ahead for the next restore.
+    pub(crate) prepared: Arc<AtomicUsize>,
     /// Restores with these numbers, from 1 on, panic.
     pub(crate) panics_at: Range<usize>,
     /// The kernel of the newest machine.
@@ -64,6 +66,7 @@ impl FakeBackend {
             capabilities: Capabilities::new("fake", "threads".into(), Accelerator::Tcg),
             keeps: false,
             restored: Arc::default(),
+            prepared: Arc::default(),
             panics_at: 0..0,
             kernel: Arc::default(),
         }
@@ -357,6 +360,11 @@ impl Template for FakeTemplate {
         let number = self.0.restored.fetch_add(1, Ordering::SeqCst) + 1;
         assert!(!self.0.panics_at.contains(&number), "a fault of the backend");
         self.0.start()
+    }
+
+    fn prepare(&self) -> Result<(), BackendError> {
+        self.0.prepared.fetch_add(1, Ordering::SeqCst);
+        Ok(())
     }
 
     fn with_working_set(&self, _: Vec<Range<u64>>) -> Arc<dyn Template> {

@@ -9,6 +9,7 @@ use crate::guest::{BOOT_TIME, Client};
 use crate::host::unsafe_process::Storm;
 use crate::host::{Holdings, alone, thread_names, wait_for};
 use crate::setup::{Setup, on_backends};
+use crate::snapshot::restore;
 use crate::tiny::{self, hostile};
 
 on_backends! {
@@ -46,6 +47,12 @@ fn linux_guests_leave_nothing_behind() {
                 0 => {
                     let mut client = Client::connect(&mut *machine);
                     assert_eq!(client.text("ping x"), "x");
+                    // What is made ahead for nobody, and used.
+                    let template = machine.capture().unwrap();
+                    template.prepare().unwrap();
+                    if number.is_multiple_of(8) {
+                        assert_eq!(restore(&template).1.text("ping y"), "y");
+                    }
                     drop(machine);
                     // It notices on its own.
                 }
@@ -56,7 +63,8 @@ fn linux_guests_leave_nothing_behind() {
                 }
             }
         };
-        (0..4).for_each(one_life);
+        // All kinds once: each thread that there is at the same time may have memory of the allocator's for good.
+        (0..12).for_each(one_life);
         settle();
         let before = Holdings::now();
         assert_eq!(before.of_guests, 0);

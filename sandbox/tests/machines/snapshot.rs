@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hayfork_vmm::backend::{BackendError, ImageDigests, Machine, MachineSpec, Template};
+use hayfork_vmm::backend::{BackendError, ExitKind, ImageDigests, Machine, MachineSpec, Template};
 
 use crate::guest::{self, BOOT_TIME, Client};
 use crate::setup::{Setup, on_backends};
@@ -15,6 +15,7 @@ on_backends! {
     a_clone_knows_what_the_original_knew_and_neither_disturbs_the_other: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     many_clones_live_at_once: qemu monitor worker;
     no_time_has_passed_for_a_clone: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
+    a_machine_that_was_begun_ahead_is_like_any_other: qemu monitor monitor_2_vcpus worker;
     generations_of_clones: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     a_guest_is_kept_in_the_midst_of_its_work: qemu qemu_2_vcpus monitor monitor_2_vcpus worker worker_2_vcpus;
     a_machine_that_has_ended_cannot_be_kept: qemu monitor worker;
@@ -71,6 +72,38 @@ fn many_clones_live_at_once(on: &Setup) {
     for (number, (_, client)) in clones.iter_mut().enumerate() {
         assert_eq!(client.text("kept"), number.to_string());
     }
+}
+
+fn a_machine_that_was_begun_ahead_is_like_any_other(on: &Setup) {
+    let mut original = on.start("serve");
+    let mut client = Client::connect(&mut *original);
+    client.text("keep root");
+    let at: u64 = client.text("monotonic").parse().unwrap();
+    let template = original.capture().unwrap();
+    for round in 0..3 {
+        template.prepare().unwrap();
+        // There is one already.
+        template.prepare().unwrap();
+        let pause = Duration::from_millis(1500);
+        std::thread::sleep(pause);
+        // The first one was begun and stood still since; the second one was not.
+        for clone in 0..2 {
+            let (mut machine, mut client) = restore(&template);
+            let now: u64 = client.text("monotonic").parse().unwrap();
+            let passed = Duration::from_nanos(now.checked_sub(at).expect("it never goes back"));
+            assert!(passed < pause / 2, "{round}, {clone}: {passed:?}");
+            assert_eq!(client.text("kept"), "root");
+            client.text(&format!("keep {round}, {clone}"));
+            let slept: u64 = client.text("clock 100").parse().unwrap();
+            assert!((100_000..300_000).contains(&slept), "{round}, {clone}: {slept} µs");
+            // It can be kept itself, and ends as others do.
+            let child = machine.capture().unwrap();
+            assert_eq!(restore(&child).1.text("kept"), format!("{round}, {clone}"));
+            assert_eq!(machine.kill().unwrap().kind, ExitKind::Killed);
+        }
+    }
+    // One that nobody wanted goes with its template.
+    template.prepare().unwrap();
 }
 
 fn no_time_has_passed_for_a_clone(on: &Setup) {

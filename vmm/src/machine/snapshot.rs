@@ -28,10 +28,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DevicesState, Machine, Parts, prepare, vcpu_error, working_set};
+use super::{DevicesState, Machine, Shell, prepare, vcpu_error, working_set};
 use crate::backend::{BackendError, MAX_VCPUS};
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState, VcpuState};
-use crate::hypervisor::{Hypervisor, HypervisorError, MappedRegion, Vcpu, Vm};
+use crate::hypervisor::{Hypervisor, HypervisorError, Vcpu, Vm};
 use crate::memory::{GuestRam, ImageError, MemoryImage, layout};
 
 /// Pages between two written ones that count as written: one call makes a whole range.
@@ -176,7 +176,7 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Self::resume_in(hypervisor, template, |ram| ram.populate(&template.working_set))
+        Shell::of(hypervisor, template)?.start()
     }
 
     /// The same, for a machine of which [`Machine::working_set`] is asked later.
@@ -187,34 +187,7 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Self::resume_in(hypervisor, template, GuestRam::observe)
-    }
-
-    fn resume_in<H>(
-        hypervisor: &H,
-        template: &Template,
-        prepare_ram: impl FnOnce(&mut GuestRam),
-    ) -> Result<Self, BackendError>
-    where
-        H: Hypervisor<Vm = V>,
-    {
-        let state = &template.state;
-        let count = u8::try_from(state.vcpus.len()).map_err(prepare)?;
-        if state.version != STATE_VERSION || count == 0 {
-            return Err(prepare(Foreign));
-        }
-        let mut ram = GuestRam::of_image(&template.memory).map_err(prepare)?;
-        prepare_ram(&mut ram);
-        let vm = Arc::new(hypervisor.create_vm()?);
-        for (slot, region) in (0u32..).zip(ram.regions()) {
-            vm.map_memory(slot, &MappedRegion::from_mmap(region))?;
-        }
-        vm.create_interrupt_chip()?;
-        let (root, console_bytes) = (template.root.clone(), template.console_bytes);
-        let parts = Parts { root, console_bytes, saved: Some(&state.devices) };
-        let machine = Self::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
-        machine.go_on_as(&template.state)?;
-        Ok(machine)
+        Shell::with_ram(hypervisor, template, GuestRam::observe)?.start()
     }
 
     /// Gives interrupt chip, clock and processors their state, and lets everything go. Memory and devices have theirs, and all
@@ -270,8 +243,3 @@ fn memory(error: ImageError) -> BackendError {
 #[derive(Debug, thiserror::Error)]
 #[error("the virtual machine's devices do not come to rest within {} s", PATIENCE.as_secs())]
 struct NotAtRest;
-
-/// Not a state of this version.
-#[derive(Debug, thiserror::Error)]
-#[error("the saved machine is of another version of hayfork")]
-struct Foreign;

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::template::MonitorTemplate;
 use super::{Ready, reaper};
 use crate::backend::{
     BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
@@ -33,6 +33,12 @@ pub(super) struct MonitorMachine {
 impl MonitorMachine {
     pub(super) fn new(ready: Arc<Ready>, machine: Machine<KvmVm>, digests: Option<ImageDigests>) -> Self {
         Self { machine, ready, digests, origin: None, owner: std::process::id() }
+    }
+
+    /// What it is restored from.
+    pub(super) fn made_of(mut self, origin: &Arc<Template>) -> Self {
+        self.origin = Some(Arc::clone(origin));
+        self
     }
 
     fn is_ours(&self) -> bool {
@@ -119,51 +125,5 @@ impl Drop for MonitorMachine {
         } else {
             self.machine.disown();
         }
-    }
-}
-
-/// A guest at rest, and what its clones are made with.
-#[derive(Debug)]
-pub(super) struct MonitorTemplate {
-    template: Arc<Template>,
-    ready: Arc<Ready>,
-    digests: Option<ImageDigests>,
-}
-
-impl MonitorTemplate {
-    pub(super) fn new(ready: Arc<Ready>, template: Template, digests: Option<ImageDigests>) -> Self {
-        Self { template: Arc::new(template), ready, digests }
-    }
-
-    /// A machine that was made of it.
-    fn made(&self, machine: Machine<KvmVm>) -> Box<dyn BackendMachine> {
-        let mut made = MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone());
-        made.origin = Some(Arc::clone(&self.template));
-        Box::new(made)
-    }
-}
-
-impl BackendTemplate for MonitorTemplate {
-    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
-        let machine = Machine::resume_from(&self.ready.hypervisor, &self.template)?;
-        Ok(self.made(machine))
-    }
-
-    fn restore_observed(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
-        let machine = Machine::resume_observed(&self.ready.hypervisor, &self.template)?;
-        Ok(self.made(machine))
-    }
-
-    fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {
-        let template = self.template.with_working_set(pages);
-        Arc::new(Self::new(Arc::clone(&self.ready), template, self.digests.clone()))
-    }
-
-    fn ram(&self) -> u64 {
-        self.template.memory().ram()
-    }
-
-    fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
-        self.ready.save(&self.template, self.digests.as_ref(), path, about)
     }
 }

@@ -77,6 +77,39 @@ fn machines_that_are_kept_ready_are_warm_renewed_and_made_up_for() {
 }
 
 #[test]
+fn who_wants_a_third_one_finds_it_begun_unless_a_stock_is_kept() {
+    let backend = worker(&Arc::default()).with_templates();
+    let prepared = || backend.prepared.load(Ordering::SeqCst);
+    let wait_for = async |count| {
+        let until = Instant::now() + LIMIT;
+        while prepared() < count {
+            assert!(Instant::now() < until, "{} of {count}", prepared());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let engine = backend.engine();
+    block_on(&engine, async {
+        let first = create(&engine).await;
+        assert_eq!(prepared(), 0);
+        // The second one has the template made, and what the third one needs.
+        let second = create(&engine).await;
+        wait_for(1).await;
+        let third = create(&engine).await;
+        assert_eq!(third.boot_timings().from, StartedFrom::Template);
+        wait_for(2).await;
+        drop((first, second, third));
+        keep(&engine, 1);
+        assert!(engine.wait_warm(LIMIT).await.unwrap());
+        for _ in 0..5 {
+            create(&engine).await;
+        }
+        assert!(engine.wait_warm(LIMIT).await.unwrap());
+    });
+    drop(engine);
+    assert_eq!(prepared(), 2);
+}
+
+#[test]
 fn who_comes_when_the_stock_is_empty_gets_another_one() {
     let backend = worker(&Arc::default()).with_templates();
     let engine = backend.engine();
