@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
 use hayfork_sandbox::{
-    Engine as Inner, EngineOptions, Env, Paused, ResumeOptions, Resumed, SandboxOptions, WarmOptions,
+    BuildOptions, Engine as Inner, EngineOptions, Env, Paused, ResumeOptions, Resumed, SandboxOptions,
+    WarmOptions,
 };
 use pyo3::prelude::*;
 
 use crate::call::Call;
 use crate::error::to_python;
 use crate::runtime::Runtime;
-use crate::sandbox::{Sandbox, duration, language};
-use crate::value::Value;
+use crate::sandbox::{Sandbox, clone_options, duration, language};
+use crate::value::{TemplateRow, Value, template_row};
 
 /// Id, language, MiB of memory, bytes on disk, seconds since 1970.
 type PausedRow = (String, &'static str, u32, u64, f64);
@@ -72,6 +73,64 @@ impl Engine {
             let inner = engine.create(options).await?;
             Ok(Value::Sandbox(Sandbox { inner, runtime }))
         }))
+    }
+
+    /// Makes a sandbox of the template of that name.
+    #[pyo3(signature = (name, *, language, memory_mb, cpus, idle_timeout, env, grant_root))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
+    fn create_from(
+        &self,
+        name: String,
+        language: Option<&str>,
+        memory_mb: Option<u32>,
+        cpus: Option<u8>,
+        idle_timeout: Option<f64>,
+        env: Env,
+        grant_root: bool,
+    ) -> PyResult<Call> {
+        let options = clone_options(language, memory_mb, cpus, idle_timeout, env, grant_root)?;
+        let (engine, runtime) = (self.inner.clone(), self.runtime.clone());
+        Ok(Call::spawn(&self.runtime, async move {
+            let inner = engine.create_from(&name, options).await?;
+            Ok(Value::Sandbox(Sandbox { inner, runtime }))
+        }))
+    }
+
+    /// Builds a template and keeps it on disk.
+    #[pyo3(signature = (name, *, language, memory_mb, cpus, code, timeout))]
+    fn build_template(
+        &self,
+        name: String,
+        language: &str,
+        memory_mb: Option<u32>,
+        cpus: Option<u8>,
+        code: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Call> {
+        let options = BuildOptions {
+            name,
+            language: self::language(language)?,
+            memory_mib: memory_mb,
+            cpus,
+            code,
+            timeout: duration(timeout)?,
+        };
+        let engine = self.inner.clone();
+        Ok(Call::spawn(
+            &self.runtime,
+            async move { engine.build_template(options).await.map(Value::Template) },
+        ))
+    }
+
+    /// Templates on disk, by name.
+    fn templates(&self, py: Python<'_>) -> PyResult<Vec<TemplateRow>> {
+        let templates = py.detach(|| self.inner.templates()).map_err(|error| to_python(&error))?;
+        Ok(templates.into_iter().map(template_row).collect())
+    }
+
+    /// Removes a template.
+    fn remove_template(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.inner.remove_template(name)).map_err(|error| to_python(&error))
     }
 
     /// Keeps that many machines of a kind ready.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use hayfork_sandbox::{
-    CommandOptions, Env, ExecuteOptions, Keep, Language, OutputLimit, Sandbox as Inner, StartedFrom,
-    StdinMode, User,
+    CloneOptions, CommandOptions, Env, ExecuteOptions, Keep, Language, OutputLimit, Sandbox as Inner,
+    StartedFrom, StdinMode, User,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -30,8 +30,45 @@ pub(crate) struct Snapshot {
     runtime: Runtime,
 }
 
+/// What is made of a template or snapshot, as keyword arguments give it.
+pub(crate) fn clone_options(
+    language: Option<&str>,
+    memory_mb: Option<u32>,
+    cpus: Option<u8>,
+    idle_timeout: Option<f64>,
+    env: Env,
+    grant_root: bool,
+) -> PyResult<CloneOptions> {
+    Ok(CloneOptions {
+        language: language.map(self::language).transpose()?,
+        memory_mib: memory_mb,
+        cpus,
+        idle_timeout: duration(idle_timeout)?,
+        env,
+        grant_root,
+    })
+}
+
 #[pymethods]
 impl Snapshot {
+    #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, env, grant_root))]
+    fn restore_as(
+        &self,
+        language: Option<&str>,
+        memory_mb: Option<u32>,
+        cpus: Option<u8>,
+        idle_timeout: Option<f64>,
+        env: Env,
+        grant_root: bool,
+    ) -> PyResult<Call> {
+        let options = clone_options(language, memory_mb, cpus, idle_timeout, env, grant_root)?;
+        let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
+        Ok(Call::spawn(&self.runtime, async move {
+            let inner = inner.restore_as(options).await?;
+            Ok(Value::Sandbox(Sandbox { inner, runtime }))
+        }))
+    }
+
     fn restore(&self) -> Call {
         let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
         Call::spawn(&self.runtime, async move {
@@ -228,10 +265,14 @@ impl Sandbox {
         self.inner.interrupt();
     }
 
-    fn snapshot(&self) -> Call {
+    #[pyo3(signature = (name=None))]
+    fn snapshot(&self, name: Option<String>) -> Call {
         let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
         Call::spawn(&self.runtime, async move {
-            let inner = inner.snapshot().await?;
+            let inner = match name {
+                None => inner.snapshot().await?,
+                Some(name) => inner.snapshot_as(&name).await?,
+            };
             Ok(Value::Snapshot(Snapshot { inner, runtime }))
         })
     }

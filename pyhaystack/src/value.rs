@@ -1,6 +1,8 @@
 //! Results as plain Rust values, turned into Python objects only on the caller's thread.
 
-use hayfork_sandbox::{BundleKind, FileInfo, FileKind, IdleOutput, RunEvent, Stats, Status};
+use std::time::UNIX_EPOCH;
+
+use hayfork_sandbox::{BundleKind, FileInfo, FileKind, IdleOutput, NamedTemplate, RunEvent, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
@@ -16,6 +18,7 @@ pub(crate) enum Value {
     Sandbox(Sandbox),
     Sandboxes(Vec<Sandbox>),
     Snapshot(Snapshot),
+    Template(NamedTemplate),
     /// A sandbox that was paused, and the note that was kept with it.
     Resumed(Sandbox, String),
     Events(Vec<RunEvent>),
@@ -42,6 +45,7 @@ impl Value {
                 list.into_any().unbind()
             }
             Self::Snapshot(snapshot) => Py::new(py, snapshot)?.into_any(),
+            Self::Template(template) => template_row(template).into_pyobject(py)?.into_any().unbind(),
             Self::Resumed(sandbox, note) => (sandbox, note).into_pyobject(py)?.into_any().unbind(),
             Self::Events(events) => {
                 let list = PyList::empty(py);
@@ -74,6 +78,15 @@ impl Value {
             }
         })
     }
+}
+
+/// Name, language, MiB of memory, virtual CPUs, bytes on disk, seconds since 1970.
+pub(crate) type TemplateRow = (String, &'static str, u32, u8, u64, f64);
+
+pub(crate) fn template_row(template: NamedTemplate) -> TemplateRow {
+    let NamedTemplate { name, language, memory_mib, vcpus, bytes, since } = template;
+    let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    (name, language.name(), memory_mib, vcpus, bytes, since)
 }
 
 #[allow(clippy::cast_precision_loss)] // a clock in seconds does not need 64 bits

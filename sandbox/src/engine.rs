@@ -28,6 +28,7 @@ use crate::doctor::{self, Report};
 use crate::error::{ENDED, Error, SHUT_DOWN};
 use crate::guest::Guest;
 use crate::images::{ImageSet, Lookup};
+use crate::named::{BuildOptions, CloneOptions, Named, NamedTemplate};
 use crate::options::{EngineOptions, SandboxOptions, TemplateStore, WarmOptions};
 use crate::paused::{Paused, ResumeOptions, Resumed};
 use crate::pool::admission::Admission;
@@ -64,6 +65,7 @@ pub(crate) struct Inner {
     pub(crate) admission: Admission,
     pub(crate) pools: Pools,
     pub(crate) shelf: Shelf,
+    pub(crate) named: Named,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
     handle: Handle,
@@ -126,6 +128,7 @@ impl Engine {
             }),
             options,
             backends,
+            named: Named::default(),
             reaper,
             admission: Admission::new(most),
             pools: Pools::default(),
@@ -195,6 +198,43 @@ impl Engine {
     /// There is none of that id, or somebody resumes it at the moment.
     pub fn discard(&self, id: &str) -> Result<(), Error> {
         self.inner()?.discard_paused(id)
+    }
+
+    /// Builds a template and keeps it on disk under its name, for this and other processes, until it is removed.
+    ///
+    /// # Errors
+    /// Options that make no sense; its code did not end well ([`Error::TemplateCode`]); what can go wrong with a new sandbox; its
+    /// backend has no templates, or it cannot be written.
+    pub async fn build_template(&self, options: BuildOptions) -> Result<NamedTemplate, Error> {
+        let inner = Arc::clone(self.inner()?);
+        self.run(async move { inner.build_template(options).await }).await
+    }
+
+    /// Makes a sandbox of the template of that name. It has randomness, a time and an identity of its own.
+    ///
+    /// # Errors
+    /// There is none of that name; the options do not agree with it; its file is damaged, or does not belong to this host, these
+    /// images and this version; or what can go wrong with [`Snapshot::restore`](crate::Snapshot::restore).
+    pub async fn create_from(&self, name: &str, options: CloneOptions) -> Result<Sandbox, Error> {
+        let inner = Arc::clone(self.inner()?);
+        let (name, called) = (name.to_owned(), Instant::now());
+        self.run(async move { inner.create_from(name, options, called).await }).await
+    }
+
+    /// This user's templates, by name; without those whose files are damaged. Blocks for some file system calls.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn templates(&self) -> Result<Vec<NamedTemplate>, Error> {
+        self.inner()?.list_named()
+    }
+
+    /// Removes a template. What was made of it lives on. Blocks for some file system calls.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn remove_template(&self, name: &str) -> Result<(), Error> {
+        self.inner()?.remove_named(name)
     }
 
     /// Keeps virtual machines of a kind ready from here on, so that [`Engine::create`] gives one in a moment; 0 of them to stop

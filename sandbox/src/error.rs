@@ -90,6 +90,22 @@ pub enum Error {
         /// Which.
         id: String,
     },
+    /// There is no template of that name.
+    #[error("there is no template {name:?}")]
+    NoSuchTemplate {
+        /// What was asked for.
+        name: String,
+    },
+    /// The code that a template was to be built with did not end well.
+    #[error("the code of the template {name:?} {how}:\n{output}")]
+    TemplateCode {
+        /// The template's name.
+        name: String,
+        /// How it ended.
+        how: String,
+        /// The end of what it printed.
+        output: String,
+    },
     /// The handle was used in a child made by `fork`.
     #[error("this handle belongs to another process: it was made before a fork")]
     ForkedProcess,
@@ -141,6 +157,8 @@ impl Error {
             Self::StdinClosed(_) => "stdin_closed",
             Self::NoSuchPaused { .. } => "paused_missing",
             Self::PausedBusy { .. } => "paused_busy",
+            Self::NoSuchTemplate { .. } => "template_missing",
+            Self::TemplateCode { .. } => "template_code_failed",
             Self::ForkedProcess => "forked_process",
             Self::Io { .. } => "io",
         }
@@ -195,6 +213,12 @@ impl Error {
             Self::PausedBusy { .. } => Cow::Borrowed(
                 "Wait for the other one, or resume with keep by all, so that each gets a clone.",
             ),
+            Self::NoSuchTemplate { .. } => Cow::Borrowed(
+                "Build it (hayfork build NAME), or list those that there are (hayfork build --list).",
+            ),
+            Self::TemplateCode { .. } => {
+                Cow::Borrowed("Change the code so that it runs in a new sandbox without an error.")
+            }
             Self::ForkedProcess => Cow::Borrowed(
                 "Create engines and sandboxes in the process that uses them, or use the spawn start method of multiprocessing.",
             ),
@@ -332,6 +356,8 @@ mod tests {
             Error::StdinClosed("x"),
             Error::NoSuchPaused { id: "x".into() },
             Error::PausedBusy { id: "x".into() },
+            Error::NoSuchTemplate { name: "x".into() },
+            Error::TemplateCode { name: "x".into(), how: "y".into(), output: "z".into() },
             Error::ForkedProcess,
             Error::io("x", io::Error::other("y")),
             ImagesError::NotFound { searched: vec![] }.into(),

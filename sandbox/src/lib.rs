@@ -25,6 +25,7 @@ mod error;
 mod files;
 mod guest;
 pub mod images;
+mod named;
 mod options;
 mod paused;
 mod pool;
@@ -43,6 +44,10 @@ pub use doctor::{Check, Report, Verdict};
 pub use engine::Engine;
 pub use error::Error;
 pub use files::IdleOutput;
+pub use named::{
+    BuildOptions, CloneOptions, DEFAULT_BUILD_TIMEOUT, ENVIRONMENT as NAMED_TEMPLATES_ENVIRONMENT,
+    MAX_TEMPLATE_NAME, NamedTemplate,
+};
 pub use options::{
     CommandOptions, DEFAULT_BOOT_TIMEOUT, DEFAULT_MEMORY_JAVASCRIPT, DEFAULT_MEMORY_PYTHON,
     DEFAULT_MEMORY_SHELL, DEFAULT_STDERR, DEFAULT_STDOUT, EngineOptions, ExecuteOptions, MAX_SANDBOX_NAME,

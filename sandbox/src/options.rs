@@ -59,6 +59,8 @@ pub struct EngineOptions {
     /// The most machines at once, those that are kept ready among them; who wants one more waits. `None`: as many as there is
     /// memory for.
     pub max_machines: Option<usize>,
+    /// The folder of templates with names. `None`: the variable `HAYFORK_NAMED_TEMPLATES_DIR`, then `named` in the cache.
+    pub named_templates: Option<PathBuf>,
 }
 
 /// Where the templates of languages are kept on disk.
@@ -93,6 +95,7 @@ impl Default for EngineOptions {
             templates: true,
             template_store: TemplateStore::Usual,
             max_machines: None,
+            named_templates: None,
         }
     }
 }
@@ -333,7 +336,7 @@ impl CommandOptions {
 }
 
 /// The entries of `base` that `own` does not name, then those of `own`.
-fn merged(base: &Env, own: Env) -> Env {
+pub(crate) fn merged(base: &Env, own: Env) -> Env {
     let mut env: Env =
         base.iter().filter(|(name, _)| own.iter().all(|(other, _)| other != name)).cloned().collect();
     env.extend(own);

@@ -43,7 +43,7 @@ const FOLDER: &str = "paused";
 const SUFFIX: &str = ".sandbox";
 
 /// Version of [`Saved`].
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// How a paused sandbox is resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +86,7 @@ struct Saved {
     version: u32,
     language: String,
     memory_mib: u32,
+    vcpus: u8,
     env: Env,
     grant_root: bool,
     idle_timeout: Option<Duration>,
@@ -99,6 +100,7 @@ impl Saved {
             version: VERSION,
             language: shape.language.name().to_owned(),
             memory_mib: shape.memory_mib,
+            vcpus: shape.vcpus,
             env: shape.env.clone(),
             grant_root: shape.grant_root,
             idle_timeout: shape.idle_timeout,
@@ -122,6 +124,7 @@ impl Saved {
         let shape = Shape {
             language,
             memory_mib: self.memory_mib,
+            vcpus: self.vcpus,
             env: self.env,
             grant_root: self.grant_root,
             idle_timeout: self.idle_timeout,
@@ -131,11 +134,11 @@ impl Saved {
     }
 }
 
-fn corrupt(path: &Path, what: &'static str) -> Error {
+pub(crate) fn corrupt(path: &Path, what: &'static str) -> Error {
     snapshot_error(SnapshotError::Corrupt { path: path.to_path_buf(), what })
 }
 
-fn snapshot_error(error: SnapshotError) -> Error {
+pub(crate) fn snapshot_error(error: SnapshotError) -> Error {
     hayfork_vmm::backend::BackendError::from(error).into()
 }
 
@@ -248,11 +251,24 @@ impl engine::Inner {
         let (saved, language) = Saved::parse(file.about(), path)?;
         let of = file.identity().get("backend").unwrap_or_default().to_owned();
         drop(file);
-        let backend = self.backends.named(&of).ok_or_else(|| {
+        let (template, capabilities) = self.load_machine(path, &of, language, saved.memory_mib)?;
+        let (note, shape) = saved.into_shape(language, capabilities);
+        Ok(Loaded { template, shape, note, claim })
+    }
+
+    /// Reads a machine that the backend of the name `of` has saved. Blocks.
+    pub(crate) fn load_machine(
+        &self,
+        path: &Path,
+        of: &str,
+        language: Language,
+        memory_mib: u32,
+    ) -> Result<(Arc<dyn Template>, Capabilities), Error> {
+        let backend = self.backends.named(of).ok_or_else(|| {
             snapshot_error(SnapshotError::Foreign {
                 path: path.to_path_buf(),
                 part: "backend".into(),
-                saved: Some(of.clone()),
+                saved: Some(of.to_owned()),
                 here: Some(self.backends.name().to_owned()),
             })
         })?;
@@ -261,11 +277,10 @@ impl engine::Inner {
         let digests = images.digests(language.name(), capabilities.kernel)?;
         let root = images.image(language.name())?;
         let (template, _) = backend.load(path, &digests, Some(&root))?;
-        if template.ram() != u64::from(saved.memory_mib) << 20 {
+        if template.ram() != u64::from(memory_mib) << 20 {
             return Err(corrupt(path, "its machine has another memory than its sandbox"));
         }
-        let (note, shape) = saved.into_shape(language, capabilities);
-        Ok(Loaded { template, shape, note, claim })
+        Ok((template, capabilities))
     }
 
     /// See [`Engine::resume`](crate::Engine::resume).
@@ -390,6 +405,7 @@ mod tests {
             version: VERSION,
             language: "python".into(),
             memory_mib: 256,
+            vcpus: 1,
             env: vec![("A".into(), "1".into())],
             grant_root: true,
             idle_timeout: Some(Duration::from_millis(1500)),
@@ -404,7 +420,7 @@ mod tests {
             (saved.idle_timeout, Language::Python, true)
         );
         for (from, to) in
-            [("\"version\":1", "\"version\":2"), ("python", "cobol"), ("\"A\"", "\"1\""), ("{", "{\"x\":1,")]
+            [("\"version\":2", "\"version\":1"), ("python", "cobol"), ("\"A\"", "\"1\""), ("{", "{\"x\":1,")]
         {
             let error = parse(&text.replacen(from, to, 1)).map(drop).unwrap_err();
             assert_eq!(error.code(), "snapshot_corrupt", "{to}");

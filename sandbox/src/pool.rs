@@ -32,8 +32,8 @@ use crate::guest::Guest;
 use crate::start::RunsOn;
 
 pub(crate) use self::shelf::Shelf;
-pub(crate) use self::template::LanguageTemplate;
 use self::template::Making;
+pub(crate) use self::template::{LanguageTemplate, warm_up, warm_up_code};
 
 /// Templates that are kept in memory without a stock of their own; the one that was not used for the longest time goes first.
 /// Each takes what its guest had written when it was warm: some tens of MiB.

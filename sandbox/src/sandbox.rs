@@ -187,7 +187,7 @@ impl Sandbox {
         let snapshot = self.snapshot().await?;
         let mut forks = Vec::with_capacity(count);
         for _ in 0..count {
-            forks.push(snapshot.restore_within(Some(FORK_PATIENCE)).await?);
+            forks.push(snapshot.restore_within(FORK_PATIENCE).await?);
         }
         Ok(forks)
     }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::engine;
 use crate::error::Error;
+use crate::named::CloneOptions;
 use crate::process::ThisProcess;
 use crate::sandbox::{Sandbox, StartedFrom};
 use crate::start::{Restore, Shape};
@@ -28,6 +29,9 @@ struct Inner {
     shape: Shape,
     engine: Arc<engine::Inner>,
 }
+
+/// The machine, what its sandboxes are like, and who makes them.
+pub(crate) type Parts = (Arc<dyn Template>, Shape, Arc<engine::Inner>);
 
 impl std::fmt::Debug for Snapshot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -45,18 +49,42 @@ impl Snapshot {
     /// # Errors
     /// The engine was shut down, the host refuses something, or the guest does not answer.
     pub async fn restore(&self) -> Result<Sandbox, Error> {
-        self.restore_within(None).await
+        let shape = self.0.get()?.shape.clone();
+        self.restore_with(shape, None).await
     }
 
     /// The same for one who holds others already and must not wait for room for ever: `patience` at most.
     ///
     /// # Errors
     /// As [`Snapshot::restore`], or that there is no room.
-    pub(crate) async fn restore_within(&self, patience: Option<Duration>) -> Result<Sandbox, Error> {
+    pub(crate) async fn restore_within(&self, patience: Duration) -> Result<Sandbox, Error> {
+        let shape = self.0.get()?.shape.clone();
+        self.restore_with(shape, Some(patience)).await
+    }
+
+    /// Makes a sandbox that goes on where the original stood, with options of its own.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore`]; or options that are impossible, or do not agree with the original.
+    pub async fn restore_as(&self, options: CloneOptions) -> Result<Sandbox, Error> {
+        let shape = options.apply(&self.0.get()?.shape)?;
+        self.restore_with(shape, None).await
+    }
+
+    /// What it is made of.
+    ///
+    /// # Errors
+    /// This is a child made by `fork`.
+    pub(crate) fn parts(&self) -> Result<Parts, Error> {
+        let inner = self.0.get()?;
+        Ok((Arc::clone(&inner.template), inner.shape.clone(), Arc::clone(&inner.engine)))
+    }
+
+    async fn restore_with(&self, shape: Shape, patience: Option<Duration>) -> Result<Sandbox, Error> {
         let called = Instant::now();
         let inner = self.0.get()?;
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
-        let (handle, shape) = (engine.handle().clone(), inner.shape.clone());
+        let handle = engine.handle().clone();
         engine::run_on(&handle, async move {
             let admitted =
                 tokio::time::timeout(patience.unwrap_or(Duration::MAX), engine.admit(shape.memory_mib));

@@ -41,6 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(300);
 pub(crate) struct Shape {
     pub(crate) language: Language,
     pub(crate) memory_mib: u32,
+    pub(crate) vcpus: u8,
     pub(crate) env: Env,
     pub(crate) grant_root: bool,
     pub(crate) idle_timeout: Option<Duration>,
@@ -99,6 +100,7 @@ impl Inner {
         let shape = |runs_on| Shape {
             language: options.language,
             memory_mib,
+            vcpus,
             env: options.env.clone(),
             grant_root: options.grant_root,
             idle_timeout: options.idle_timeout,

@@ -68,11 +68,13 @@ from hayfork.models import (
     Result,
     RunsOn,
     SandboxStats,
+    Template,
     Timings,
 )
 from hayfork.oneshot import arun, run
 from hayfork.pool import WarmPool
 from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox, Snapshot
+from hayfork.templates import abuild_template, build_template, list_templates, remove_template
 
 if TYPE_CHECKING:
     from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox, AsyncSnapshot
@@ -166,6 +168,7 @@ __all__ = [
     "SocketAuthError",
     "SyncScheduler",
     "SyncSession",
+    "Template",
     "TimingBreakdown",
     "Timings",
     "TransientError",
@@ -184,8 +187,12 @@ __all__ = [
     "VmTransientError",
     "WarmPool",
     "__version__",
+    "abuild_template",
     "arun",
+    "build_template",
     "configure_logging",
+    "list_templates",
+    "remove_template",
     "run",
 ]
 

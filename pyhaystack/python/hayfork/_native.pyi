@@ -56,6 +56,7 @@ class Download:
     def read(self) -> Call[bytes]: ...
 
 _File = tuple[str, str, int, int, float]
+_Template = tuple[str, str, int, int, int, float]
 
 @final
 class Sandbox:
@@ -96,7 +97,7 @@ class Sandbox:
         stdout_limit: int,
         stderr_limit: int,
     ) -> Run: ...
-    def snapshot(self) -> Call[Snapshot]: ...
+    def snapshot(self, name: str | None = None) -> Call[Snapshot]: ...
     def pause(self, note: str) -> Call[str]: ...
     def fork(self, count: int) -> Call[list[Sandbox]]: ...
     def upload(self, path: str, mode: int) -> Upload: ...
@@ -120,6 +121,16 @@ class Snapshot:
     """A sandbox at rest."""
 
     def restore(self) -> Call[Sandbox]: ...
+    def restore_as(
+        self,
+        *,
+        language: str | None,
+        memory_mb: int | None,
+        cpus: int | None,
+        idle_timeout: float | None,
+        env: list[tuple[str, str]],
+        grant_root: bool,
+    ) -> Call[Sandbox]: ...
 
 @final
 class Engine:
@@ -150,6 +161,29 @@ class Engine:
         grant_root: bool,
         fresh_boot: bool,
     ) -> Call[Sandbox]: ...
+    def create_from(
+        self,
+        name: str,
+        *,
+        language: str | None,
+        memory_mb: int | None,
+        cpus: int | None,
+        idle_timeout: float | None,
+        env: list[tuple[str, str]],
+        grant_root: bool,
+    ) -> Call[Sandbox]: ...
+    def build_template(
+        self,
+        name: str,
+        *,
+        language: str,
+        memory_mb: int | None,
+        cpus: int | None,
+        code: str | None,
+        timeout: float | None,
+    ) -> Call[_Template]: ...
+    def templates(self) -> list[_Template]: ...
+    def remove_template(self, name: str) -> None: ...
     def resume(self, id: str, keep: bool) -> Call[tuple[Sandbox, str]]: ...
     def paused(self) -> list[tuple[str, str, int, int, float]]: ...
     def discard(self, id: str) -> None: ...

@@ -14,7 +14,7 @@ from hayfork import _native, errors
 from hayfork._calls import Operation
 from hayfork._engine import engine
 from hayfork._execution import Callbacks, Collector, Stdin, feed_stdin, follow
-from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
+from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats, Template
 
 LANGUAGES = ("python", "javascript", "shell")
 
@@ -113,7 +113,7 @@ def machine_kind(language: str, memory_mb: int | None, cpus: int) -> tuple[str, 
 
 def create(
     *,
-    language: str,
+    language: str | None,
     memory_mb: int | None,
     cpus: int | None,
     idle_timeout: float | None,
@@ -125,10 +125,23 @@ def create(
     isolation: str | None,
     images: str | os.PathLike[str] | None,
     fresh_boot: bool = False,
+    template: str | _native.Snapshot | None = None,
 ) -> Operation[_native.Sandbox]:
-    """Start a sandbox."""
+    """Start a sandbox, from a template if one is given."""
+    if template is not None:
+        made: _native.Sandbox = yield _from_template(
+            template,
+            engine(images=images, backend=backend, isolation=isolation),
+            language=None if language is None else language_name(language),
+            memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
+            cpus=_whole("cpus", cpus, 255),
+            idle_timeout=_seconds("idle_timeout", idle_timeout),
+            env=env_list(env),
+            grant_root=allow_root,
+        )
+        return made
     call = engine(images=images, backend=backend, isolation=isolation).create(
-        language=language_name(language),
+        language=language_name(language or "python"),
         memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
         cpus=_whole("cpus", cpus, 255),
         idle_timeout=_seconds("idle_timeout", idle_timeout),
@@ -140,6 +153,68 @@ def create(
     )
     sandbox: _native.Sandbox = yield call
     return sandbox
+
+
+def _from_template(
+    template: str | _native.Snapshot, of: _native.Engine, **options: Any
+) -> _native.Call[_native.Sandbox]:
+    if isinstance(template, str):
+        return of.create_from(template, **options)
+    return template.restore_as(**options)
+
+
+def template_source(template: object) -> str | _native.Snapshot | None:
+    """Find out what a sandbox is to be made of.
+
+    Raises:
+        VmConfigError: If it is neither a name nor a snapshot.
+    """
+    source = getattr(template, "_native", template)
+    if source is None or isinstance(source, str | _native.Snapshot):
+        return source
+    raise errors.VmConfigError(
+        f"the template is {type(template).__name__}", remedy="Give the name of a template, or a snapshot."
+    )
+
+
+def build_template(
+    name: str,
+    *,
+    language: str,
+    memory_mb: int | None,
+    cpus: int | None,
+    code: str | None,
+    timeout: float | None,
+    backend: str | None,
+    isolation: str | None,
+    images: str | os.PathLike[str] | None,
+) -> Operation[Template]:
+    """Build a template and keep it on disk."""
+    row = yield engine(images=images, backend=backend, isolation=isolation).build_template(
+        _text("the template's name", name),
+        language=language_name(language),
+        memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
+        cpus=_whole("cpus", cpus, 255),
+        code=None if code is None else check_code(code),
+        timeout=_seconds("timeout", timeout),
+    )
+    return Template(*row)
+
+
+def list_templates() -> list[Template]:
+    """List the templates on disk."""
+    try:
+        return [Template(*row) for row in engine().templates()]
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
+
+
+def remove_template(name: str) -> None:
+    """Remove a template from disk."""
+    try:
+        engine().remove_template(_text("the template's name", name))
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
 
 
 MOST_FORKS = 1000
@@ -157,9 +232,9 @@ def fork(sandbox: _native.Sandbox, count: int) -> Operation[list[_native.Sandbox
     return forks
 
 
-def snapshot(sandbox: _native.Sandbox) -> Operation[_native.Snapshot]:
-    """Keep a sandbox as it is now."""
-    kept: _native.Snapshot = yield sandbox.snapshot()
+def snapshot(sandbox: _native.Sandbox, name: str | None) -> Operation[_native.Snapshot]:
+    """Keep a sandbox as it is now; on disk as well, if it gets a name."""
+    kept: _native.Snapshot = yield sandbox.snapshot(None if name is None else _text("the template's name", name))
     return kept
 
 

@@ -15,6 +15,7 @@ from hayfork._calls import run_async
 from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
 from hayfork._operations import Content, Env
 from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
+from hayfork.sandbox import Snapshot
 
 __all__ = ["AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"]
 
@@ -253,11 +254,11 @@ class AsyncSandbox:
     @classmethod
     async def create(
         cls,
-        template: str | None = None,
+        template: str | AsyncSnapshot | Snapshot | None = None,
         *,
-        language: str = "python",
+        language: str | None = None,
         memory_mb: int | None = None,
-        cpus: int = 1,
+        cpus: int | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
         boot_timeout: float | None = None,
@@ -275,10 +276,12 @@ class AsyncSandbox:
         """Start a sandbox.
 
         Args:
-            template: Not supported yet: every sandbox starts from its language's image.
-            language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
+            template: The name of a template (see `build_template`), or a snapshot; the sandbox goes on where it stands,
+                with a time, randomness and identity of its own. Language, memory and CPUs are the template's: leave
+                them out, or they must agree. A snapshot's sandboxes run on what the original ran on.
+            language: `"python"` (the default), `"javascript"` (TypeScript as well) or `"shell"`.
             memory_mb: Memory of the VM in MiB.
-            cpus: Virtual CPUs.
+            cpus: Virtual CPUs, 1 by default.
             timeout: Seconds that one execution may take, unless it says otherwise.
             idle_timeout: Seconds without any use after which the sandbox closes.
             boot_timeout: Seconds that its start may take.
@@ -306,7 +309,6 @@ class AsyncSandbox:
             VmTransientError: If the VM did not start.
         """
         operations.refuse_unsupported(
-            template=template,
             packages=packages,
             allow_network=allow_network,
             allowed_domains=allowed_domains,
@@ -325,6 +327,7 @@ class AsyncSandbox:
                 backend=backend,
                 isolation=isolation,
                 images=images,
+                template=operations.template_source(template),
             )
         )
         return cls(native, timeout=timeout, metadata=metadata)
@@ -464,9 +467,9 @@ class AsyncSandbox:
         forks = [type(self)(native, timeout=self._timeout, metadata=self.metadata) for native in natives]
         return forks[0] if count is None else forks
 
-    async def snapshot(self) -> AsyncSnapshot:
-        """Keep this sandbox as it is now, in memory. It goes on meanwhile; see `fork` for what is kept."""
-        native = await run_async(operations.snapshot(self._native))
+    async def snapshot(self, name: str | None = None) -> AsyncSnapshot:
+        """Keep this sandbox as it is now, in memory; with a name, on disk as well. See `Sandbox.snapshot`."""
+        native = await run_async(operations.snapshot(self._native, name))
         return AsyncSnapshot(native, timeout=self._timeout, metadata=self.metadata)
 
     async def pause(self) -> str:

@@ -259,7 +259,10 @@ class PackageNotAllowedError(SandboxError):
 
 
 class SnapshotError(SandboxError):
-    """A snapshot could not be made or restored, or a sandbox not be paused or resumed. `code` tells which way."""
+    """A snapshot could not be made or restored, a sandbox not be paused or resumed, or a template not be built.
+
+    `code` tells which way.
+    """
 
     default_code = "snapshot"
 
@@ -334,6 +337,8 @@ _BY_CODE: dict[str, type[SandboxError]] = {
     "permission_denied": SandboxFileError,
     "no_space": SandboxFileError,
     "io": SandboxFileError,
+    "template_missing": SnapshotError,
+    "template_code_failed": SnapshotError,
     "snapshot_unreadable": SnapshotError,
     "not_a_snapshot": SnapshotError,
     "snapshot_newer": SnapshotError,

@@ -237,6 +237,27 @@ class PausedSandbox:
 
 
 @dataclass(frozen=True, slots=True)
+class Template:
+    """A template on disk, that sandboxes are made of by its name.
+
+    Attributes:
+        name: What `Sandbox.create(template=…)` takes.
+        language: The language that `run_code` takes by default.
+        memory_mb: Memory of each VM in MiB.
+        cpus: Virtual CPUs of each VM.
+        size: Bytes on disk.
+        built_at: When it was saved, seconds since 1970-01-01 UTC.
+    """
+
+    name: str
+    language: str
+    memory_mb: int
+    cpus: int
+    size: int
+    built_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxStats:
     """What a sandbox uses.
 

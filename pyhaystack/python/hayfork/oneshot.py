@@ -9,15 +9,16 @@ from hayfork._calls import Operation, run_async, run_blocking
 from hayfork._execution import Callbacks, OnResult, OnText, Stdin
 from hayfork._operations import Env
 from hayfork.models import Execution
+from hayfork.sandbox import Snapshot
 
 
 def run(
     code: str,
     *,
-    language: str = "python",
+    language: str | None = None,
     timeout: float | None = 30.0,
     memory_mb: int | None = None,
-    cpus: int = 1,
+    cpus: int | None = None,
     env: Env = None,
     stdin: Stdin | None = None,
     on_stdout: OnText | None = None,
@@ -28,6 +29,7 @@ def run(
     backend: str | None = None,
     isolation: str | None = None,
     images: str | os.PathLike[str] | None = None,
+    template: str | Snapshot | None = None,
 ) -> Execution:
     """Run code in a new VM, which ends with it.
 
@@ -36,10 +38,10 @@ def run(
 
     Args:
         code: The source text.
-        language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
+        language: `"python"` (the default), `"javascript"` (TypeScript as well) or `"shell"`.
         timeout: Seconds that the code may take.
         memory_mb: Memory of the VM in MiB.
-        cpus: Virtual CPUs.
+        cpus: Virtual CPUs, 1 by default.
         env: Environment of the code.
         stdin: Bytes, text or a stream for its standard input; without it, it reads an end at once.
         on_stdout: Called with pieces of its output as they come.
@@ -50,6 +52,7 @@ def run(
         backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`; see `Sandbox.create`.
         isolation: Where the monitor runs the VM: `"process"` or `"worker"`; see `Sandbox.create`.
         images: Folder of the image set; found without it.
+        template: The name of a template, or a snapshot, that the VM is made of; see `Sandbox.create`.
 
     Returns:
         Output, exit code, values, and how it ended.
@@ -72,6 +75,7 @@ def run(
             backend=backend,
             isolation=isolation,
             images=images,
+            template=template,
         )
     )
 
@@ -79,10 +83,10 @@ def run(
 async def arun(
     code: str,
     *,
-    language: str = "python",
+    language: str | None = None,
     timeout: float | None = 30.0,
     memory_mb: int | None = None,
-    cpus: int = 1,
+    cpus: int | None = None,
     env: Env = None,
     stdin: Stdin | None = None,
     on_stdout: OnText | None = None,
@@ -93,6 +97,7 @@ async def arun(
     backend: str | None = None,
     isolation: str | None = None,
     images: str | os.PathLike[str] | None = None,
+    template: str | Snapshot | None = None,
 ) -> Execution:
     """As `run`, for event loops. Cancelling the task ends the VM."""
     return await run_async(
@@ -110,6 +115,7 @@ async def arun(
             backend=backend,
             isolation=isolation,
             images=images,
+            template=template,
         )
     )
 
@@ -117,10 +123,10 @@ async def arun(
 def _run(
     code: str,
     *,
-    language: str,
+    language: str | None,
     timeout: float | None,
     memory_mb: int | None,
-    cpus: int,
+    cpus: int | None,
     env: Env,
     stdin: Stdin | None,
     callbacks: Callbacks,
@@ -129,6 +135,7 @@ def _run(
     backend: str | None,
     isolation: str | None,
     images: str | os.PathLike[str] | None,
+    template: str | Snapshot | None,
 ) -> Operation[Execution]:
     operations.check_code(code)  # before a VM is started for it
     native = yield from operations.create(
@@ -143,6 +150,7 @@ def _run(
         backend=backend,
         isolation=isolation,
         images=images,
+        template=operations.template_source(template),
     )
     try:
         execution = yield from operations.run_code(

@@ -253,11 +253,11 @@ class Sandbox:
     @classmethod
     def create(
         cls,
-        template: str | None = None,
+        template: str | Snapshot | None = None,
         *,
-        language: str = "python",
+        language: str | None = None,
         memory_mb: int | None = None,
-        cpus: int = 1,
+        cpus: int | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
         boot_timeout: float | None = None,
@@ -275,10 +275,12 @@ class Sandbox:
         """Start a sandbox.
 
         Args:
-            template: Not supported yet: every sandbox starts from its language's image.
-            language: `"python"`, `"javascript"` (TypeScript as well) or `"shell"`.
+            template: The name of a template (see `build_template`), or a snapshot; the sandbox goes on where it stands,
+                with a time, randomness and identity of its own. Language, memory and CPUs are the template's: leave
+                them out, or they must agree. A snapshot's sandboxes run on what the original ran on.
+            language: `"python"` (the default), `"javascript"` (TypeScript as well) or `"shell"`.
             memory_mb: Memory of the VM in MiB.
-            cpus: Virtual CPUs.
+            cpus: Virtual CPUs, 1 by default.
             timeout: Seconds that one execution may take, unless it says otherwise.
             idle_timeout: Seconds without any use after which the sandbox closes.
             boot_timeout: Seconds that its start may take.
@@ -306,7 +308,6 @@ class Sandbox:
             VmTransientError: If the VM did not start.
         """
         operations.refuse_unsupported(
-            template=template,
             packages=packages,
             allow_network=allow_network,
             allowed_domains=allowed_domains,
@@ -325,6 +326,7 @@ class Sandbox:
                 backend=backend,
                 isolation=isolation,
                 images=images,
+                template=operations.template_source(template),
             )
         )
         return cls(native, timeout=timeout, metadata=metadata)
@@ -464,9 +466,18 @@ class Sandbox:
         forks = [type(self)(native, timeout=self._timeout, metadata=self.metadata) for native in natives]
         return forks[0] if count is None else forks
 
-    def snapshot(self) -> Snapshot:
-        """Keep this sandbox as it is now, in memory. It goes on meanwhile; see `fork` for what is kept."""
-        native = run_blocking(operations.snapshot(self._native))
+    def snapshot(self, name: str | None = None) -> Snapshot:
+        """Keep this sandbox as it is now, in memory. It goes on meanwhile; see `fork` for what is kept.
+
+        Args:
+            name: Keeps it on disk as well, as a template of that name, until `remove_template`; an older one of that
+                name is replaced. The file can be read by this user alone, and holds everything that the sandbox has
+                in memory.
+
+        Raises:
+            SnapshotError: If it cannot be written.
+        """
+        native = run_blocking(operations.snapshot(self._native, name))
         return Snapshot(native, timeout=self._timeout, metadata=self.metadata)
 
     def pause(self) -> str:

@@ -185,7 +185,7 @@ async fn make(
 }
 
 /// An empty piece of code that loads what every other needs.
-pub(super) const fn warm_up_code(language: Language) -> &'static str {
+pub(crate) const fn warm_up_code(language: Language) -> &'static str {
     match language {
         Language::Python => "print()",
         Language::JavaScript => "console.log()",
@@ -194,7 +194,7 @@ pub(super) const fn warm_up_code(language: Language) -> &'static str {
 }
 
 /// Runs that code in the context that callers use first, and drops its output.
-pub(super) async fn warm_up(guest: &Guest, language: Language, limit: Duration) -> Result<(), Error> {
+pub(crate) async fn warm_up(guest: &Guest, language: Language, limit: Duration) -> Result<(), Error> {
     let run = guest.run_silently(Request::Execute(Execute {
         context: 0,
         language,

@@ -1,4 +1,4 @@
-"""The `hayfork` command: run, shell, images, doctor.
+"""The `hayfork` command: run, shell, build, images, doctor.
 
 Exit codes of `run`: the program's own; 124 if its time was over, 125 if it could not be run, 2 for a wrong
 command line, 130 after Ctrl-C.
@@ -55,7 +55,7 @@ def _report(error: errors.SandboxError, *, as_json: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from hayfork.cli import doctor, images, run, shell  # noqa: PLC0415 - they use this module's constants
+    from hayfork.cli import build, doctor, images, run, shell  # noqa: PLC0415 - they use this module's constants
 
     parser = argparse.ArgumentParser(
         prog="hayfork", description="Runs code that nobody trusts in a virtual machine of its own."
@@ -73,6 +73,6 @@ def _parser() -> argparse.ArgumentParser:
         help="where the monitor runs the VM: in this process, or in a confined one of its own (default: process)",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for module in (run, shell, images, doctor):
+    for module in (run, shell, build, images, doctor):
         module.add(commands, common)
     return parser

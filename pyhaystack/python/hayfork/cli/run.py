@@ -17,7 +17,7 @@ from hayfork.cli import progress
 _TIMEOUT_CODE = 124
 _OOM_CODE = 137
 
-_SUFFIXES = {
+SUFFIXES = {
     ".py": "python",
     ".js": "javascript",
     ".mjs": "javascript",
@@ -43,6 +43,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "-l", "--language", help="python, javascript or shell (default: by the file's name, else python)"
     )
     parser.add_argument("-t", "--timeout", type=_positive, default=30.0, metavar="SECONDS", help="default: 30")
+    parser.add_argument("--template", metavar="NAME", help="what the VM is made of (see `hayfork build`)")
     parser.add_argument("-m", "--memory", type=int, metavar="MB", help="memory of the VM")
     parser.add_argument("-e", "--env", action="append", default=[], metavar="NAME=VALUE", type=_pair)
     parser.add_argument("--upload", action="append", default=[], metavar="HOST:GUEST", type=_two_paths)
@@ -75,7 +76,7 @@ def _two_paths(text: str) -> tuple[str, str]:
     return first, second or Path(first).name
 
 
-def _source(options: argparse.Namespace) -> tuple[str, str]:
+def _source(options: argparse.Namespace) -> tuple[str, str | None]:
     """Find the code and its language."""
     source: str = options.source
     language: str | None = options.language
@@ -83,14 +84,14 @@ def _source(options: argparse.Namespace) -> tuple[str, str]:
     if source == "-" and not options.code:
         code = sys.stdin.read()
     elif not options.code and "\n" not in source and len(os.fsencode(source)) <= 4096 and path.is_file():  # noqa: PLR2004 - PATH_MAX
-        language = language or _SUFFIXES.get(path.suffix)
+        language = language or SUFFIXES.get(path.suffix)
         try:
             code = path.read_text("utf-8")
         except UnicodeDecodeError as error:
             raise errors.CodeValidationError(
                 f"{source} is not text in UTF-8: {error}", remedy="Convert it, or name another file."
             ) from None
-    elif not options.code and path.suffix in _SUFFIXES and " " not in source and "(" not in source:
+    elif not options.code and path.suffix in SUFFIXES and " " not in source and "(" not in source:
         raise errors.CodeValidationError(
             f"there is no file {source}",
             code="source_missing",
@@ -98,7 +99,9 @@ def _source(options: argparse.Namespace) -> tuple[str, str]:
         )
     else:
         code = source
-    return check_code(code), language_name(language or "python")
+    if language is None and options.template is None:
+        language = "python"
+    return check_code(code), None if language is None else language_name(language)
 
 
 def _stdin(options: argparse.Namespace) -> IO[bytes] | None:
@@ -114,6 +117,7 @@ def command(options: argparse.Namespace) -> int:
     quiet = options.quiet or options.json
     with progress.spinner("starting a virtual machine", quiet=quiet):
         sandbox = Sandbox.create(
+            options.template,
             language=language,
             memory_mb=options.memory,
             backend=options.backend,
