@@ -76,7 +76,7 @@ impl Engine {
     }
 
     /// Makes a sandbox of the template of that name.
-    #[pyo3(signature = (name, *, language, memory_mb, cpus, idle_timeout, env, grant_root))]
+    #[pyo3(signature = (name, *, language, memory_mb, cpus, idle_timeout, boot_timeout, env, grant_root))]
     #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
     fn create_from(
         &self,
@@ -85,10 +85,11 @@ impl Engine {
         memory_mb: Option<u32>,
         cpus: Option<u8>,
         idle_timeout: Option<f64>,
+        boot_timeout: Option<f64>,
         env: Env,
         grant_root: bool,
     ) -> PyResult<Call> {
-        let options = clone_options(language, memory_mb, cpus, idle_timeout, env, grant_root)?;
+        let options = clone_options(language, memory_mb, cpus, idle_timeout, boot_timeout, env, grant_root)?;
         let (engine, runtime) = (self.inner.clone(), self.runtime.clone());
         Ok(Call::spawn(&self.runtime, async move {
             let inner = engine.create_from(&name, options).await?;

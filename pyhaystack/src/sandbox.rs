@@ -36,6 +36,7 @@ pub(crate) fn clone_options(
     memory_mb: Option<u32>,
     cpus: Option<u8>,
     idle_timeout: Option<f64>,
+    boot_timeout: Option<f64>,
     env: Env,
     grant_root: bool,
 ) -> PyResult<CloneOptions> {
@@ -44,6 +45,7 @@ pub(crate) fn clone_options(
         memory_mib: memory_mb,
         cpus,
         idle_timeout: duration(idle_timeout)?,
+        boot_timeout: duration(boot_timeout)?,
         env,
         grant_root,
     })
@@ -51,17 +53,19 @@ pub(crate) fn clone_options(
 
 #[pymethods]
 impl Snapshot {
-    #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, env, grant_root))]
+    #[pyo3(signature = (*, language, memory_mb, cpus, idle_timeout, boot_timeout, env, grant_root))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments of a Python call
     fn restore_as(
         &self,
         language: Option<&str>,
         memory_mb: Option<u32>,
         cpus: Option<u8>,
         idle_timeout: Option<f64>,
+        boot_timeout: Option<f64>,
         env: Env,
         grant_root: bool,
     ) -> PyResult<Call> {
-        let options = clone_options(language, memory_mb, cpus, idle_timeout, env, grant_root)?;
+        let options = clone_options(language, memory_mb, cpus, idle_timeout, boot_timeout, env, grant_root)?;
         let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
         Ok(Call::spawn(&self.runtime, async move {
             let inner = inner.restore_as(options).await?;

@@ -78,6 +78,8 @@ pub struct CloneOptions {
     pub cpus: Option<u8>,
     /// As [`SandboxOptions::idle_timeout`].
     pub idle_timeout: Option<Duration>,
+    /// As [`SandboxOptions::boot_timeout`]: how long it may take until its guest answers.
+    pub boot_timeout: Option<Duration>,
     /// As [`SandboxOptions::env`], on top of the entries of the sandbox that was kept.
     pub env: Env,
     /// As [`SandboxOptions::grant_root`].
@@ -133,8 +135,8 @@ impl CloneOptions {
     /// # Errors
     /// They are impossible, or do not agree with it.
     pub(crate) fn apply(self, to: &Shape) -> Result<Shape, Error> {
-        let Self { language, memory_mib, cpus, idle_timeout, env, grant_root } = self;
-        let options = SandboxOptions { idle_timeout, env, ..SandboxOptions::new(to.language) };
+        let Self { language, memory_mib, cpus, idle_timeout, boot_timeout, env, grant_root } = self;
+        let options = SandboxOptions { idle_timeout, env, boot_timeout, ..SandboxOptions::new(to.language) };
         options.validate()?;
         let differs = |what: &str, has: String, wanted: String| {
             Err(Error::bad_option(format!(
@@ -302,9 +304,9 @@ impl engine::Inner {
         called: Instant,
     ) -> Result<Sandbox, Error> {
         let Loaded { template, shape, .. } = self.named(&name).await?;
+        let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
         let shape = options.apply(&shape)?;
         let permit = self.admit(shape.memory_mib).await;
-        let limit = self.boot_timeout();
         let guest = self.restored(Restore::Usual(template), permit, called, limit).await?;
         Ok(self.sandbox(guest, shape, called, StartedFrom::Template))
     }
@@ -463,7 +465,8 @@ mod tests {
             CloneOptions { language: Some(Language::Shell), ..agrees.clone() },
             CloneOptions { memory_mib: Some(512), ..agrees.clone() },
             CloneOptions { cpus: Some(2), ..agrees.clone() },
-            CloneOptions { idle_timeout: Some(Duration::ZERO), ..agrees },
+            CloneOptions { idle_timeout: Some(Duration::ZERO), ..agrees.clone() },
+            CloneOptions { boot_timeout: Some(Duration::ZERO), ..agrees },
         ] {
             assert_eq!(bad.apply(&shape).unwrap_err().code(), "bad_option");
         }

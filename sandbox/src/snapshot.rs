@@ -50,7 +50,7 @@ impl Snapshot {
     /// The engine was shut down, the host refuses something, or the guest does not answer.
     pub async fn restore(&self) -> Result<Sandbox, Error> {
         let shape = self.0.get()?.shape.clone();
-        self.restore_with(shape, None).await
+        self.restore_with(shape, None, None).await
     }
 
     /// The same for one who holds others already and must not wait for room for ever: `patience` at most.
@@ -59,7 +59,7 @@ impl Snapshot {
     /// As [`Snapshot::restore`], or that there is no room.
     pub(crate) async fn restore_within(&self, patience: Duration) -> Result<Sandbox, Error> {
         let shape = self.0.get()?.shape.clone();
-        self.restore_with(shape, Some(patience)).await
+        self.restore_with(shape, None, Some(patience)).await
     }
 
     /// Makes a sandbox that goes on where the original stood, with options of its own.
@@ -67,8 +67,9 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::restore`]; or options that are impossible, or do not agree with the original.
     pub async fn restore_as(&self, options: CloneOptions) -> Result<Sandbox, Error> {
+        let limit = options.boot_timeout;
         let shape = options.apply(&self.0.get()?.shape)?;
-        self.restore_with(shape, None).await
+        self.restore_with(shape, limit, None).await
     }
 
     /// What it is made of.
@@ -80,7 +81,13 @@ impl Snapshot {
         Ok((Arc::clone(&inner.template), inner.shape.clone(), Arc::clone(&inner.engine)))
     }
 
-    async fn restore_with(&self, shape: Shape, patience: Option<Duration>) -> Result<Sandbox, Error> {
+    /// `limit` is for its guest to answer, `patience` for room.
+    async fn restore_with(
+        &self,
+        shape: Shape,
+        limit: Option<Duration>,
+        patience: Option<Duration>,
+    ) -> Result<Sandbox, Error> {
         let called = Instant::now();
         let inner = self.0.get()?;
         let (engine, template) = (Arc::clone(&inner.engine), Arc::clone(&inner.template));
@@ -91,7 +98,7 @@ impl Snapshot {
             let permit = admitted.await.map_err(|_| {
                 Error::Capacity("this host has no room for all of these virtual machines at once".into())
             })?;
-            let limit = engine.boot_timeout();
+            let limit = limit.unwrap_or_else(|| engine.boot_timeout());
             let guest = engine.restored(Restore::Usual(template), permit, called, limit).await?;
             Ok(engine.sandbox(guest, shape, called, StartedFrom::Template))
         })

@@ -38,10 +38,10 @@ def python(script, **environment):
     return done.stdout
 
 
-def hayfork_command(*arguments):
+def hayfork_command(*arguments, typed=""):
     return subprocess.run(
         [sys.executable, "-m", "hayfork.cli", *arguments],
-        stdin=subprocess.DEVNULL,
+        input=typed,
         capture_output=True,
         text=True,
         timeout=240,
@@ -147,6 +147,17 @@ def test_what_a_template_fixes_must_agree():
         hayfork.remove_template("large")
 
 
+def test_a_start_has_its_time():
+    hayfork.build_template("hurry", language="shell")
+    try:
+        with hayfork.Sandbox.create("hurry", boot_timeout=60) as sandbox:
+            for template in ("hurry", sandbox.snapshot()):
+                with pytest.raises(hayfork.VmBootTimeoutError):
+                    hayfork.Sandbox.create(template, boot_timeout=0.000001)
+    finally:
+        hayfork.remove_template("hurry")
+
+
 def test_code_that_fails_is_an_error_that_shows_its_output():
     with pytest.raises(hayfork.SnapshotError, match="no_such_module") as raised:
         hayfork.build_template("failed", code="print('before'); import no_such_module")
@@ -236,6 +247,9 @@ def test_the_command_line(tmp_path):
     assert "line" in hayfork_command("build", "--list").stdout
     run = hayfork_command("run", "--template", "line", "console.log(x + 1)")
     assert (run.stdout, run.returncode) == ("42\n", 0), run.stderr
+    shell = hayfork_command("shell", "-q", "--template", "line", typed="console.log(x + 2)\n")
+    assert (shell.stdout, shell.returncode) == ("43\n", 0), shell.stderr
+    assert hayfork_command("shell", "--template", "line", "-l", "python").returncode == 125
     failed = hayfork_command("build", "bad", "-c", "import no_such_module")
     assert failed.returncode == 125
     assert "no_such_module" in failed.stderr

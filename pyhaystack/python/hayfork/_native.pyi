@@ -128,6 +128,7 @@ class Snapshot:
         memory_mb: int | None,
         cpus: int | None,
         idle_timeout: float | None,
+        boot_timeout: float | None,
         env: list[tuple[str, str]],
         grant_root: bool,
     ) -> Call[Sandbox]: ...
@@ -169,6 +170,7 @@ class Engine:
         memory_mb: int | None,
         cpus: int | None,
         idle_timeout: float | None,
+        boot_timeout: float | None,
         env: list[tuple[str, str]],
         grant_root: bool,
     ) -> Call[Sandbox]: ...

@@ -136,6 +136,7 @@ def create(
             memory_mb=_whole("memory_mb", memory_mb, 1 << 20),
             cpus=_whole("cpus", cpus, 255),
             idle_timeout=_seconds("idle_timeout", idle_timeout),
+            boot_timeout=_seconds("boot_timeout", boot_timeout),
             env=env_list(env),
             grant_root=allow_root,
         )

@@ -21,7 +21,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="type code into a session",
         description="Runs what is typed. An empty line ends a block; Ctrl-C interrupts; Ctrl-D ends.",
     )
-    parser.add_argument("-l", "--language", default="python", help="python, javascript or shell")
+    parser.add_argument("-l", "--language", help="python, javascript or shell (default: the template's, else python)")
+    parser.add_argument("--template", metavar="NAME", help="what the VM is made of (see `hayfork build`)")
     parser.add_argument("-m", "--memory", type=int, metavar="MB", help="memory of the VM")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no greeting")
     parser.set_defaults(command=command)
@@ -29,9 +30,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> int:
     """Run it."""
-    language = language_name(options.language)
+    language = None if options.language is None else language_name(options.language)
     with progress.spinner("starting a virtual machine", quiet=options.quiet):
         sandbox = Sandbox.create(
+            options.template,
             language=language,
             memory_mb=options.memory,
             backend=options.backend,
@@ -39,6 +41,7 @@ def command(options: argparse.Namespace) -> int:
             images=options.images,
         )
     with sandbox:
+        language = sandbox.language
         interactive = sys.stdin.isatty()
         if interactive:
             with contextlib.suppress(ImportError):
