@@ -147,6 +147,21 @@ impl Engine {
         self.inner.keep_warm(options).map_err(|error| to_python(&error))
     }
 
+    /// Keeps that many machines of the template of that name ready.
+    #[pyo3(signature = (name, *, language, memory_mb, cpus, count))]
+    fn keep_warm_from(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        language: Option<&str>,
+        memory_mb: Option<u32>,
+        cpus: Option<u8>,
+        count: usize,
+    ) -> PyResult<()> {
+        let options = clone_options(language, memory_mb, cpus, None, None, Env::new(), false)?;
+        py.detach(|| self.inner.keep_warm_from(name, &options, count)).map_err(|error| to_python(&error))
+    }
+
     /// Whether all of them are there within that many seconds.
     fn wait_warm(&self, timeout: f64) -> PyResult<Call> {
         let limit = duration(Some(timeout))?.unwrap_or(Duration::MAX);

@@ -28,11 +28,11 @@ use crate::doctor::{self, Report};
 use crate::error::{ENDED, Error, SHUT_DOWN};
 use crate::guest::Guest;
 use crate::images::{ImageSet, Lookup};
-use crate::named::{BuildOptions, CloneOptions, Named, NamedTemplate};
+use crate::named::{BuildOptions, CloneOptions, Named, NamedTemplate, Wishes};
 use crate::options::{EngineOptions, SandboxOptions, TemplateStore, WarmOptions};
 use crate::paused::{Paused, ResumeOptions, Resumed};
 use crate::pool::admission::Admission;
-use crate::pool::{Key, Pools, Shelf};
+use crate::pool::{Key, Origin, Pools, Shelf};
 use crate::process::ThisProcess;
 use crate::reaper::Reaper;
 use crate::sandbox::Sandbox;
@@ -66,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) pools: Pools,
     pub(crate) shelf: Shelf,
     pub(crate) named: Named,
+    pub(crate) wishes: Wishes,
     /// Taken when the engine is dropped.
     runtime: Option<Runtime>,
     handle: Handle,
@@ -129,6 +130,7 @@ impl Engine {
             options,
             backends,
             named: Named::default(),
+            wishes: Wishes::default(),
             reaper,
             admission: Admission::new(most),
             pools: Pools::default(),
@@ -247,11 +249,24 @@ impl Engine {
         let inner = self.inner()?;
         let (memory_mib, vcpus) = options.machine()?;
         let _running = inner.handle.enter();
-        inner.keep_ready(Key { language: options.language, memory_mib, vcpus }, options.count);
+        let key = Key { language: options.language, memory_mib, vcpus, origin: Origin::Images };
+        inner.keep_ready(key, options.count);
         Ok(())
     }
 
-    /// Waits until all machines are there that [`Engine::keep_warm`] asked for. False if they are not when `limit` is over.
+    /// Keeps `count` machines of the template of that name ready from here on, for [`Engine::create_from`]; 0 to stop that. As
+    /// [`Engine::keep_warm`] otherwise. When the name gets another template, it is machines of that. Of the options, those that a
+    /// template fixes count. Blocks for some file system calls.
+    ///
+    /// # Errors
+    /// There is none of that name, it is damaged, the options do not agree with it, or those are too many.
+    pub fn keep_warm_from(&self, name: &str, options: &CloneOptions, count: usize) -> Result<(), Error> {
+        let inner = self.inner()?;
+        let _running = inner.handle.enter();
+        inner.keep_warm_from(name, options, count)
+    }
+
+    /// Waits until all machines are there that [`Engine::keep_warm`] or [`Engine::keep_warm_from`] asked for. False if they are not when `limit` is over.
     ///
     /// # Errors
     /// This is a child made by `fork`.

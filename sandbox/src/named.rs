@@ -9,6 +9,8 @@
 //! A name stands for the newest that was saved under it. What the template fixes, language, memory and virtual CPUs, may be
 //! left out of what is made of it, or must agree. Root is granted by each sandbox for itself.
 
+mod stock;
+
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -27,11 +29,13 @@ use crate::error::Error;
 use crate::images::locate::cache_directory;
 use crate::options::{ExecuteOptions, SandboxOptions, merged};
 use crate::paused::{corrupt, snapshot_error};
-use crate::pool::{warm_up, warm_up_code};
+use crate::pool::{Find, warm_up, warm_up_code};
 use crate::sandbox::{Sandbox, StartedFrom};
 use crate::snapshot::Snapshot;
 use crate::start::{self, Restore, RunsOn, Shape};
 use crate::store::own_folder;
+
+pub(crate) use self::stock::Wishes;
 
 /// Environment variable: the folder of named templates.
 pub const ENVIRONMENT: &str = "HAYFORK_NAMED_TEMPLATES_DIR";
@@ -135,30 +139,39 @@ impl CloneOptions {
     /// # Errors
     /// They are impossible, or do not agree with it.
     pub(crate) fn apply(self, to: &Shape) -> Result<Shape, Error> {
-        let Self { language, memory_mib, cpus, idle_timeout, boot_timeout, env, grant_root } = self;
+        self.agree(to.language, to.memory_mib, to.vcpus)?;
+        let Self { idle_timeout, boot_timeout, env, grant_root, .. } = self;
         let options = SandboxOptions { idle_timeout, env, boot_timeout, ..SandboxOptions::new(to.language) };
         options.validate()?;
+        Ok(Shape {
+            env: merged(&to.env, options.env),
+            idle_timeout: options.idle_timeout,
+            grant_root,
+            ..to.clone()
+        })
+    }
+
+    /// Compares with what a template fixes.
+    ///
+    /// # Errors
+    /// It is something else than these ask for.
+    fn agree(&self, language: Language, memory_mib: u32, vcpus: u8) -> Result<(), Error> {
         let differs = |what: &str, has: String, wanted: String| {
             Err(Error::bad_option(format!(
                 "the template's {what} is {has}, not {wanted}: leave {what} out, or choose another template"
             )))
         };
-        match (language, memory_mib, cpus) {
-            (Some(wanted), ..) if wanted != to.language => {
-                differs("language", to.language.name().into(), wanted.name().into())
+        match (self.language, self.memory_mib, self.cpus) {
+            (Some(wanted), ..) if wanted != language => {
+                differs("language", language.name().into(), wanted.name().into())
             }
-            (_, Some(wanted), _) if wanted != to.memory_mib => {
-                differs("memory", format!("{} MiB", to.memory_mib), format!("{wanted} MiB"))
+            (_, Some(wanted), _) if wanted != memory_mib => {
+                differs("memory", format!("{memory_mib} MiB"), format!("{wanted} MiB"))
             }
-            (_, _, Some(wanted)) if wanted != to.vcpus => {
-                differs("number of CPUs", to.vcpus.to_string(), wanted.to_string())
+            (_, _, Some(wanted)) if wanted != vcpus => {
+                differs("number of CPUs", vcpus.to_string(), wanted.to_string())
             }
-            _ => Ok(Shape {
-                env: merged(&to.env, options.env),
-                idle_timeout: options.idle_timeout,
-                grant_root,
-                ..to.clone()
-            }),
+            _ => Ok(()),
         }
     }
 }
@@ -167,17 +180,18 @@ impl CloneOptions {
 #[derive(Default)]
 pub(crate) struct Named(tokio::sync::Mutex<Vec<Loaded>>);
 
+/// A template that was read.
 #[derive(Clone)]
-struct Loaded {
+pub(crate) struct Loaded {
     name: String,
     file: FileId,
-    template: Arc<dyn Template>,
-    shape: Shape,
+    pub(crate) template: Arc<dyn Template>,
+    pub(crate) shape: Shape,
 }
 
-/// A file is never changed, only replaced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileId([i64; 4]);
+/// Which file it is. A file is never changed, only replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FileId([i64; 4]);
 
 impl FileId {
     fn of(metadata: &Metadata) -> Self {
@@ -236,7 +250,12 @@ impl engine::Inner {
     }
 
     /// Saves a template under a name. Blocks.
-    fn save_named(&self, name: &str, template: &dyn Template, shape: &Shape) -> Result<NamedTemplate, Error> {
+    fn save_named(
+        self: &Arc<Self>,
+        name: &str,
+        template: &dyn Template,
+        shape: &Shape,
+    ) -> Result<NamedTemplate, Error> {
         let path = self.named_file(name)?;
         let saved = Saved {
             version: VERSION,
@@ -249,16 +268,16 @@ impl engine::Inner {
         let about = serde_json::to_vec(&saved)
             .map_err(|error| Error::io("a template cannot be described", error.into()))?;
         template.save(&path, &about)?;
+        if let Ok(metadata) = fs::metadata(&path) {
+            self.has_file(name, Some(stock::key_of(FileId::of(&metadata), shape)));
+        }
         describe(&path).ok_or_else(|| missing(name))
     }
 
     /// Reads a template. Blocks.
     fn load_named(&self, name: &str) -> Result<Loaded, Error> {
         let path = self.named_file(name)?;
-        let metadata = fs::metadata(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => missing(name),
-            _ => Error::io("a template cannot be read", error),
-        })?;
+        let metadata = metadata_of(&path, name)?;
         let file = SnapshotFile::open(&path).map_err(snapshot_error)?;
         let (saved, language) = Saved::parse(file.about(), &path)?;
         let of = file.identity().get("backend").unwrap_or_default().to_owned();
@@ -277,6 +296,9 @@ impl engine::Inner {
     }
 
     /// The template of that name, from memory if the file is still the same.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be used here.
     async fn named(self: &Arc<Self>, name: &str) -> Result<Loaded, Error> {
         let mut all = self.named.0.lock().await;
         let known = all.iter().position(|loaded| loaded.name == name).map(|index| all.remove(index));
@@ -303,9 +325,18 @@ impl engine::Inner {
         options: CloneOptions,
         called: Instant,
     ) -> Result<Sandbox, Error> {
-        let Loaded { template, shape, .. } = self.named(&name).await?;
+        let Loaded { file, template, shape, .. } = self.named(&name).await?;
         let limit = options.boot_timeout.unwrap_or(self.options.boot_timeout);
         let shape = options.apply(&shape)?;
+        let key = stock::key_of(file, &shape);
+        self.has_file(&name, Some(key));
+        if let Some(line) = self.pools.existing(key)
+            && let Find::Ready(ready) = line.find()
+        {
+            let (guest, _) = *ready;
+            self.refill(&line);
+            return Ok(self.sandbox(guest, shape, called, StartedFrom::Pool));
+        }
         let permit = self.admit(shape.memory_mib).await;
         let guest = self.restored(Restore::Usual(template), permit, called, limit).await?;
         Ok(self.sandbox(guest, shape, called, StartedFrom::Template))
@@ -358,12 +389,38 @@ impl engine::Inner {
     }
 
     /// See [`Engine::remove_template`](crate::Engine::remove_template).
-    pub(crate) fn remove_named(&self, name: &str) -> Result<(), Error> {
+    pub(crate) fn remove_named(self: &Arc<Self>, name: &str) -> Result<(), Error> {
         fs::remove_file(self.named_file(name)?).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => missing(name),
             _ => Error::io("a template cannot be removed", error),
-        })
+        })?;
+        self.has_file(name, None);
+        // Who uses it at the moment notices by itself, at the next use.
+        if let Ok(mut all) = self.named.0.try_lock() {
+            all.retain(|loaded| loaded.name != name);
+        }
+        Ok(())
     }
+}
+
+/// # Errors
+/// There is no such file, or it cannot be looked at.
+fn metadata_of(path: &Path, name: &str) -> Result<Metadata, Error> {
+    fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => missing(name),
+        _ => Error::io("a template cannot be read", error),
+    })
+}
+
+/// Which file it is, and what it says about its template.
+///
+/// # Errors
+/// There is none, or it is damaged.
+fn header(path: &Path, name: &str) -> Result<(FileId, Saved, Language), Error> {
+    let metadata = metadata_of(path, name)?;
+    let file = SnapshotFile::open(path).map_err(snapshot_error)?;
+    let (saved, language) = Saved::parse(file.about(), path)?;
+    Ok((FileId::of(&metadata), saved, language))
 }
 
 /// Runs what belongs to a template.

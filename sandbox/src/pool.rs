@@ -29,6 +29,7 @@ use tokio::time::Instant;
 use crate::connection::lock;
 use crate::engine;
 use crate::guest::Guest;
+use crate::named::FileId;
 use crate::start::RunsOn;
 
 pub(crate) use self::shelf::Shelf;
@@ -45,6 +46,16 @@ pub(crate) struct Key {
     pub(crate) language: Language,
     pub(crate) memory_mib: u32,
     pub(crate) vcpus: u8,
+    pub(crate) origin: Origin,
+}
+
+/// What machines go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Origin {
+    /// The images: an interpreter that has run nobody's code.
+    Images,
+    /// A template with a name, in that file.
+    File(FileId),
 }
 
 /// What a line has for a caller.
@@ -59,7 +70,9 @@ pub(crate) enum Find {
 
 /// Everything that is kept of one kind.
 pub(crate) struct Line {
-    key: Key,
+    pub(crate) key: Key,
+    /// The name of its template, if it has one.
+    name: Option<String>,
     state: Mutex<State>,
     /// There is less in stock than is wanted.
     wanted: Notify,
@@ -93,9 +106,9 @@ struct State {
 }
 
 impl Line {
-    fn new(key: Key) -> Self {
+    fn new(key: Key, name: Option<&str>) -> Self {
         let (level, _) = watch::channel((0, 0));
-        Self { key, state: Mutex::default(), wanted: Notify::new(), level }
+        Self { key, name: name.map(Into::into), state: Mutex::default(), wanted: Notify::new(), level }
     }
 
     /// Takes what there is.
@@ -119,6 +132,19 @@ impl Line {
         lock(&self.state).template.forget(template);
     }
 
+    /// Ends what it keeps, and keeps nothing from here on.
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.target = 0;
+        let ready = std::mem::take(&mut state.ready);
+        state.template = Making::default();
+        self.tell(&state);
+        drop(state);
+        drop(ready);
+        self.wanted.notify_waiters();
+    }
+
     fn tell(&self, state: &State) {
         let warm = state.ready.iter().filter(|stocked| stocked.is_warm).count();
         self.level.send_replace((warm, state.target));
@@ -138,16 +164,38 @@ struct Lines {
 }
 
 impl Pools {
-    /// The line of that kind.
+    /// The line of that kind of machines.
     pub(crate) fn line(&self, key: Key) -> Arc<Line> {
+        self.line_called(key, None)
+    }
+
+    /// The line of a template with a name.
+    pub(crate) fn line_of(&self, key: Key, name: &str) -> Arc<Line> {
+        self.line_called(key, Some(name))
+    }
+
+    fn line_called(&self, key: Key, name: Option<&str>) -> Arc<Line> {
         let mut lines = lock(&self.lines);
         let closed = lines.closed;
         let line = lines.all.entry(key).or_insert_with(|| {
-            let line = Line::new(key);
+            let line = Line::new(key, name);
             lock(&line.state).closed = closed;
             Arc::new(line)
         });
         Arc::clone(line)
+    }
+
+    /// The line of that kind, if there is one.
+    pub(crate) fn existing(&self, key: Key) -> Option<Arc<Line>> {
+        lock(&self.lines).all.get(&key).cloned()
+    }
+
+    /// Ends a line.
+    pub(crate) fn remove(&self, key: Key) {
+        let line = lock(&self.lines).all.remove(&key);
+        if let Some(line) = line {
+            line.close();
+        }
     }
 
     /// Ends everything that is kept, and keeps nothing from here on.
@@ -158,15 +206,7 @@ impl Pools {
             lines.all.values().cloned().collect()
         };
         for line in lines {
-            let mut state = lock(&line.state);
-            state.closed = true;
-            state.target = 0;
-            let ready = std::mem::take(&mut state.ready);
-            state.template = Making::default();
-            line.tell(&state);
-            drop(state);
-            drop(ready);
-            line.wanted.notify_waiters();
+            line.close();
         }
     }
 

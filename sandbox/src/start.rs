@@ -28,7 +28,7 @@ use crate::guest::{Guest, Wires};
 use crate::images::ImageSet;
 use crate::options::{SandboxOptions, default_memory_mib};
 use crate::pool::admission::Permit;
-use crate::pool::{Find, Key};
+use crate::pool::{Find, Key, Origin};
 use crate::reaper::Vm;
 use crate::sandbox::{BootTimings, Sandbox, StartedFrom};
 use crate::unsafe_watch::watch_readable;
@@ -96,7 +96,7 @@ impl Inner {
         let vcpus = options.cpus.unwrap_or(1);
         // Once without files, so that bad options are found before missing images.
         spec("hayfork".into(), memory_mib, vcpus).validate()?;
-        let key = Key { language: options.language, memory_mib, vcpus };
+        let key = Key { language: options.language, memory_mib, vcpus, origin: Origin::Images };
         let shape = |runs_on| Shape {
             language: options.language,
             memory_mib,

@@ -225,6 +225,68 @@ def test_a_damaged_template_is_named():
     hayfork.remove_template("damaged")
 
 
+IDENTITY = "print(open('/etc/machine-id').read().strip(), random.random(), x)"
+
+
+def identity():
+    run = hayfork.run(IDENTITY, template="stock")
+    assert run.stderr == ""
+    return (run.runs_on.made_from, *run.stdout.split())
+
+
+def test_a_pool_of_a_template_has_what_it_holds_and_follows_its_name():
+    hayfork.build_template("stock", code="import random; x = 1")
+    with hayfork.WarmPool(2, template="stock", language="python") as pool:
+        seen = []
+        for _ in range(5):
+            assert pool.wait()
+            seen.append(identity())
+        assert {(one[0], one[3]) for one in seen} == {("pool", "1")}
+        assert len({one[1] for one in seen}) == len({one[2] for one in seen}) == 5
+        assert pool.wait()
+        assert hayfork.run("print('random' in globals())").stdout == "False\n", "others get none of them"
+        # What has the name next is what it is of.
+        with hayfork.Sandbox.create("stock") as sandbox:
+            sandbox.run_code("x = 2")
+            sandbox.snapshot("stock")
+        assert pool.wait()
+        first = identity()
+        assert (first[0], first[3]) == ("pool", "2")
+        # Another process gives the name away.
+        python("import hayfork; hayfork.build_template('stock', code='import random; x = 3')")
+        assert identity()[3] == "3"
+        assert pool.wait()
+        first = identity()
+        assert (first[0], first[3]) == ("pool", "3")
+        with hayfork.WarmPool(1, template="stock"):
+            hayfork.remove_template("stock")
+            with pytest.raises(hayfork.SnapshotError):
+                identity()
+        hayfork.build_template("stock", code="import random; x = 4")
+        assert pool.wait()
+        first = identity()
+        assert (first[0], first[3]) == ("pool", "4")
+    first = identity()
+    assert (first[0], first[3]) == ("template", "4")
+    hayfork.remove_template("stock")
+
+
+def test_a_pool_of_a_template_that_cannot_be():
+    with pytest.raises(hayfork.SnapshotError) as raised:
+        hayfork.WarmPool(1, template="nobody")
+    assert raised.value.code == "template_missing"
+    hayfork.build_template("agreed", language="shell")
+    try:
+        for options in ({"language": "python"}, {"memory_mb": 1024}, {"cpus": 2}):
+            with pytest.raises(hayfork.VmConfigError) as raised:
+                hayfork.WarmPool(1, template="agreed", **options)
+            assert raised.value.code == "bad_option"
+        with hayfork.Sandbox.create("agreed") as sandbox, pytest.raises(hayfork.VmConfigError):
+            hayfork.WarmPool(1, template=sandbox.snapshot())
+    finally:
+        hayfork.remove_template("agreed")
+
+
 def test_async_twins():
     async def use():
         built = await hayfork.abuild_template("twin", code="x = 5")

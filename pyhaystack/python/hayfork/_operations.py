@@ -106,9 +106,42 @@ def languages_of_images(images: str | os.PathLike[str] | None, backend: str | No
     return [language for language in LANGUAGES if language in json.loads(manifest)["images"]]
 
 
-def machine_kind(language: str, memory_mb: int | None, cpus: int) -> tuple[str, int | None, int]:
-    """Check what VMs have in common that can stand for each other."""
-    return (language_name(language), _whole("memory_mb", memory_mb, 1 << 20), _whole("cpus", cpus, 255) or 1)
+@dataclass(frozen=True)
+class MachineKind:
+    """What VMs have in common that can stand for each other."""
+
+    template: str | None
+    """The name of the template that they are made of; all else that is left out is as it says."""
+    language: str | None
+    memory_mb: int | None
+    cpus: int | None
+
+
+def machine_kind(template: str | None, language: str | None, memory_mb: int | None, cpus: int | None) -> MachineKind:
+    """Check a kind of VMs."""
+    memory_mb = _whole("memory_mb", memory_mb, 1 << 20)
+    cpus = _whole("cpus", cpus, 255)
+    if template is None:
+        return MachineKind(None, language_name(language or "python"), memory_mb, cpus or 1)
+    if not isinstance(template, str):
+        raise errors.VmConfigError(
+            f"the template is {type(template).__name__}",
+            remedy="Give the name of a template: `sandbox.snapshot(name)` keeps a sandbox as one.",
+        )
+    return MachineKind(template, None if language is None else language_name(language), memory_mb, cpus)
+
+
+def keep_warm(of: _native.Engine, kind: MachineKind, count: int) -> None:
+    """Have that many VMs of a kind kept ready."""
+    try:
+        if kind.template is None:
+            of.keep_warm(language=kind.language or "python", memory_mb=kind.memory_mb, cpus=kind.cpus, count=count)
+        else:
+            of.keep_warm_from(
+                kind.template, language=kind.language, memory_mb=kind.memory_mb, cpus=kind.cpus, count=count
+            )
+    except _native.NativeError as error:
+        raise errors.from_code(*error.args) from None
 
 
 def create(

@@ -15,10 +15,8 @@ from hayfork._engine import engine
 
 __all__ = ["WarmPool"]
 
-_Kind = tuple[str, int | None, int]
-
 # What all pools of an engine want together. By the engine's identity: engines live as long as the process.
-_wanted: Counter[tuple[int, _Kind]] = Counter()
+_wanted: Counter[tuple[int, str | operations.MachineKind]] = Counter()
 _lock = threading.Lock()
 
 
@@ -42,26 +40,32 @@ class WarmPool:
         with hayfork.WarmPool(4):
             hayfork.run("print(1)")
 
+    With `template`, they are VMs of the template of that name, for whatever is made of it: each as the template was
+    kept, with randomness and a name of its own. When the name gets another template, they are of that.
+
     Args:
         size: How many to keep ready.
-        language: `"python"`, `"javascript"` or `"shell"`.
+        template: The name of a template (see `build_template`). Language, memory and CPUs are the template's then:
+            leave them out, or they must agree.
+        language: `"python"` (the default), `"javascript"` or `"shell"`.
         memory_mb: Memory of each in MiB; the language's usual one by default. Only sandboxes with as much take them.
-        cpus: Virtual CPUs of each.
+        cpus: Virtual CPUs of each, 1 by default.
         backend: What runs them; see `Sandbox.create`.
         isolation: Where the monitor runs them; see `Sandbox.create`.
         images: Folder of the image set; found without it.
 
     Raises:
-        SandboxError: If an option is impossible.
+        SandboxError: If an option is impossible, or there is no such template.
     """
 
     def __init__(
         self,
         size: int,
         *,
-        language: str = "python",
+        template: str | None = None,
+        language: str | None = None,
         memory_mb: int | None = None,
-        cpus: int = 1,
+        cpus: int | None = None,
         backend: str | None = None,
         isolation: str | None = None,
         images: str | os.PathLike[str] | None = None,
@@ -71,19 +75,16 @@ class WarmPool:
                 f"the size of a pool is {size!r}", code="bad_option", remedy="Give a whole number from 1 on."
             )
         self._size = size
-        self._kind: _Kind = operations.machine_kind(language, memory_mb, cpus)
+        self._kind = operations.machine_kind(template, language, memory_mb, cpus)
         self._process = os.getpid()
         self._engine: _native.Engine | None = engine(images=images, backend=backend, isolation=isolation)
         self._want(self._engine, size)
 
     def _want(self, of: _native.Engine, more: int) -> None:
-        language, memory_mb, cpus = self._kind
+        # A template is all of one kind, whether or not its language is said.
+        key = (id(of), self._kind.template or self._kind)
         with _lock:
-            key = (id(of), self._kind)
-            try:
-                of.keep_warm(language=language, memory_mb=memory_mb, cpus=cpus, count=_wanted[key] + more)
-            except _native.NativeError as error:
-                raise errors.from_code(*error.args) from None
+            operations.keep_warm(of, self._kind, _wanted[key] + more)
             _wanted[key] += more
 
     def wait(self, timeout: float = 120.0) -> bool:

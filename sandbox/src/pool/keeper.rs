@@ -148,7 +148,9 @@ async fn make(engine: &Arc<engine::Inner>, line: &Line) -> Result<Stocked, Error
                 engine.forget_template(line, &template, error);
             }
         })?;
-        return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm: false });
+        // What a template with a name holds is handed out as it is.
+        let is_warm = line.name.is_some();
+        return Ok(Stocked { guest, runs_on: template.runs_on.clone(), is_warm });
     }
     let limit = engine.boot_timeout();
     let permit = engine.admission.try_enter(line.key.memory_mib).await?;

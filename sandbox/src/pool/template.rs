@@ -18,6 +18,7 @@ use crate::connection::lock;
 use crate::engine::{self, joined};
 use crate::error::{Error, SHUT_DOWN};
 use crate::guest::Guest;
+use crate::named::Loaded;
 use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
 use crate::start::{self, Booted, Restore, RunsOn};
 
@@ -90,6 +91,12 @@ pub(super) async fn get(
         state.template.under_way = true;
     }
     let _under_way = UnderWay(line);
+    if let Some(name) = &line.name {
+        let Loaded { template, shape, .. } = engine.named_of(line, name).await?;
+        let template = Arc::new(LanguageTemplate { template, runs_on: shape.runs_on, place: None });
+        lock(&line.state).template.ready = Some(Arc::clone(&template));
+        return Ok(Some(template));
+    }
     let made = match shelf::claim(engine, line.key).await? {
         Claim::Found(template) => Ok(template),
         Claim::Nowhere => make(engine, line.key, None).await,
