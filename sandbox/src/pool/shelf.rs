@@ -88,7 +88,7 @@ pub(super) enum Claim {
 /// Nobody else makes this template meanwhile.
 pub(super) struct Leave {
     place: Place,
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Leave {
@@ -100,14 +100,16 @@ impl Leave {
     pub(super) fn keep(self, engine: &engine::Inner, template: &LanguageTemplate) {
         let template = Arc::clone(&template.template);
         engine.handle().spawn_blocking(move || {
-            let Place { store, key } = &self.place;
+            // Named, so that the lock is the closure's too: it would be let go before anything is saved.
+            let Self { place: Place { store, key }, lock } = self;
             let began = Instant::now();
-            match store.put_locked(key, |path| template.save(path, key.as_str().as_bytes())) {
+            match store.put_locked(&key, |path| template.save(path, key.as_str().as_bytes())) {
                 Ok(path) => {
                     tracing::debug!(path = %path.display(), took = ?began.elapsed(), "a template was saved");
                 }
                 Err(error) => tracing::debug!(%error, "a template cannot be kept on disk"),
             }
+            drop(lock);
         });
     }
 }
@@ -214,7 +216,7 @@ pub(super) async fn claim(engine: &Arc<engine::Inner>, key: Key) -> Result<Claim
                 return Some(Claim::Found(found));
             }
             match lock {
-                Ok(Some(lock)) => Some(Claim::Ours(Leave { place: here.place.clone(), _lock: lock })),
+                Ok(Some(lock)) => Some(Claim::Ours(Leave { place: here.place.clone(), lock })),
                 Ok(None) => None,
                 Err(error) => {
                     tracing::debug!(%error, "templates cannot be kept on disk");
