@@ -23,7 +23,7 @@ use hayfork_vmm::backend::{
     Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory,
     ImageDigests, Machine, MachineSpec, ProcessStatus, Template,
 };
-use hayfork_vmm::snapshot::SnapshotError;
+use hayfork_vmm::snapshot::{self, Contents, Identity, Memory, SnapshotError, SnapshotFile, StateKind};
 
 use crate::backend_choice::Backends;
 use crate::connection::handshake::Again;
@@ -376,17 +376,22 @@ impl Template for FakeTemplate {
     }
 
     fn save(&self, path: &Path, about: &[u8]) -> Result<(), BackendError> {
-        // Whole or not at all, as real ones do.
-        let aside = path.with_extension("aside");
-        let contents = [SAVED, about].concat();
-        fs::write(&aside, contents).and_then(|()| fs::rename(aside, path)).map_err(|source| {
-            SnapshotError::Unwritable { path: path.to_owned(), what: "a test", source }.into()
-        })
+        Ok(save(path, about)?)
     }
 }
 
-/// What files of saved machines begin with.
-const SAVED: &[u8] = b"a fake machine: ";
+/// Saves a machine: its file has neither memory nor state.
+pub(crate) fn save(path: &Path, about: &[u8]) -> Result<(), SnapshotError> {
+    let contents = Contents {
+        identity: &Identity::new("fake"),
+        about,
+        kind: StateKind::Monitor,
+        state: &[],
+        memory: Memory { length: 0, pieces: Vec::new() },
+        working_set: &[],
+    };
+    snapshot::write(path, &contents)
+}
 
 impl Backend for FakeBackend {
     fn name(&self) -> &'static str {
@@ -410,14 +415,8 @@ impl Backend for FakeBackend {
         _: &ImageDigests,
         _: Option<&Path>,
     ) -> Result<(Arc<dyn Template>, Vec<u8>), BackendError> {
-        let path = path.to_owned();
-        let contents = match fs::read(&path) {
-            Ok(contents) => contents,
-            Err(source) => return Err(SnapshotError::Unreadable { path, source }.into()),
-        };
-        let about =
-            contents.strip_prefix(SAVED).ok_or(SnapshotError::Corrupt { path, what: "it is no fake" })?;
-        Ok((Arc::new(FakeTemplate(self.clone())), about.to_vec()))
+        let file = SnapshotFile::open(path)?;
+        Ok((Arc::new(FakeTemplate(self.clone())), file.about().to_vec()))
     }
 }
 

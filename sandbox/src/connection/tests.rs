@@ -4,6 +4,7 @@ mod boot;
 mod ending;
 mod files;
 mod hostile;
+mod named;
 mod pool;
 mod runs;
 mod shelf;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use hayfork_protocol::message::{Event, Request};
 
 use super::{TestEngine, block_on, create, python};
-use crate::connection::fake_guest::FakeBackend;
+use crate::connection::fake_guest::{FakeBackend, save};
 use crate::{Language, SandboxOptions, StartedFrom, WarmOptions};
 
 /// A guest that does whatever it is told.
@@ -98,9 +98,9 @@ fn a_later_engine_begins_with_the_template_of_an_earlier_one() {
 fn what_is_damaged_or_another_is_removed_and_made_anew() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 3] = [
-        ("cut off", |path| fs::write(path, "a fak").unwrap()),
+        ("cut off", |path| fs::write(path, "HAYSNAP").unwrap()),
         ("empty", |path| fs::write(path, "").unwrap()),
-        ("another's", |path| fs::write(path, "a fake machine: of somebody else").unwrap()),
+        ("another's", |path| save(path, b"of somebody else").unwrap()),
     ];
     for (name, damage) in damages {
         let folder = tempfile::tempdir().unwrap();
