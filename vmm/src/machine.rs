@@ -104,6 +104,22 @@ where
     where
         H: Hypervisor<Vm = V> + X86Hypervisor,
     {
+        Self::start_on(hypervisor, blueprint, None)
+    }
+
+    /// The same with the device's end of the agent's stream from elsewhere (`None`: the machine makes both, and has the host's
+    /// for [`Machine::take_channel`]).
+    ///
+    /// # Errors
+    /// As [`Machine::start`].
+    pub fn start_on<H>(
+        hypervisor: &H,
+        blueprint: Blueprint,
+        agent: Option<UnixStream>,
+    ) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V> + X86Hypervisor,
+    {
         let facts = hypervisor.facts();
         let pvm = facts.is_pvm;
         let refused_features = if pvm {
@@ -129,7 +145,7 @@ where
         };
         let Blueprint { root, console_bytes, .. } = blueprint;
         let root = root.map(Arc::new);
-        let made = Self::assemble(vm, ram, Parts { root, console_bytes, saved: None }, count, setup)?;
+        let made = Self::assemble(vm, ram, Parts { root, console_bytes, saved: None, agent }, count, setup)?;
         made.go()?;
         Ok(made)
     }
@@ -140,6 +156,8 @@ struct Parts<'a> {
     root: Option<Arc<File>>,
     console_bytes: usize,
     saved: Option<&'a DevicesState>,
+    /// The device's end of the agent's stream, where somebody else has the other one.
+    agent: Option<UnixStream>,
 }
 
 impl<V: Vm> Machine<V> {
@@ -154,12 +172,12 @@ impl<V: Vm> Machine<V> {
     where
         S: Fn(u8, &mut V::Vcpu) -> Result<(), HypervisorError> + Send + Sync + 'static,
     {
-        let Parts { root, console_bytes, saved } = parts;
+        let Parts { root, console_bytes, saved, agent } = parts;
         let console = Arc::new(Console::new(console_bytes));
         let disk = root.as_ref().map(|root| root.try_clone()).transpose();
         let disk =
             disk.map_err(|source| BackendError::Spawn { what: "opening the root image again", source })?;
-        let devices = Devices::new(vm.as_ref(), ram.memory(), disk, &console, saved)?;
+        let devices = Devices::new(vm.as_ref(), ram.memory(), disk, &console, saved, agent)?;
         let bus = Arc::new(devices.bus()?);
         let vcpus = VcpuThreads::create(&vm, vcpus, &bus, setup).map_err(vcpu_error)?;
         let (devices, channel, kept) = devices.serve(vm.as_ref())?;
@@ -171,7 +189,7 @@ impl<V: Vm> Machine<V> {
             console_bytes,
             console,
             killed: AtomicBool::new(false),
-            channel: Some(channel),
+            channel,
             slow: Some((vm, ram)),
         })
     }
@@ -184,7 +202,7 @@ impl<V: Vm> Machine<V> {
         self.vcpus.resume().map_err(vcpu_error)
     }
 
-    /// The host's end of the agent's stream; once.
+    /// The host's end of the agent's stream; once, and only if it was made with the machine.
     pub fn take_channel(&mut self) -> Option<UnixStream> {
         self.channel.take()
     }

@@ -74,7 +74,8 @@ pub(super) type Line = Arc<dyn InterruptTrigger>;
 pub(super) struct Devices {
     placed: Vec<Placed>,
     agent: UnixSocket,
-    channel: UnixStream,
+    /// The host's end of the agent's stream, if it was made here.
+    channel: Option<UnixStream>,
     kept: Kept,
 }
 
@@ -141,19 +142,26 @@ impl<V: Vm> Maker<'_, V> {
 }
 
 impl Devices {
-    /// Devices as after a reset, or as `saved` was. Guest memory must be what it was then.
+    /// Devices as after a reset, or as `saved` was. Guest memory must be what it was then. `agent` is the device's end of the
+    /// agent's stream, where somebody else has the other one.
     pub(super) fn new<V: Vm>(
         vm: &V,
         memory: &GuestMemoryMmap,
         root: Option<File>,
         console: &Arc<Console>,
         saved: Option<&DevicesState>,
+        agent: Option<UnixStream>,
     ) -> Result<Self, BackendError> {
         let descriptor =
             |source| BackendError::Spawn { what: "making a descriptor for the virtual machine", source };
         let mut maker = Maker { vm, memory, placed: Vec::new(), lines: Vec::new() };
         let wake = VsockSubscriber::bell().map_err(descriptor)?;
-        let (agent, channel) = UnixSocket::pair().map_err(descriptor)?;
+        let (agent, channel) = if let Some(agent) = agent {
+            (UnixSocket::new(agent).map_err(descriptor)?, None)
+        } else {
+            let (agent, channel) = UnixSocket::pair().map_err(descriptor)?;
+            (agent, Some(channel))
+        };
         let vsock = maker.place(vsock(saved)?, Some(Arc::clone(&wake)))?;
         maker.place(RngDevice::default(), None)?;
         let sink = Arc::clone(console);
@@ -211,8 +219,9 @@ impl Devices {
         Ok(bus)
     }
 
-    /// Makes doorbells and starts the thread that answers them. Also gives the host's end of the agent's stream.
-    pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, UnixStream, Kept), BackendError> {
+    /// Makes doorbells and starts the thread that answers them. Also gives the host's end of the agent's stream, if it was made
+    /// here.
+    pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, Option<UnixStream>, Kept), BackendError> {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
         for (index, device) in self.placed.into_iter().enumerate() {
             let address = layout::device_address(index).0 + QUEUE_NOTIFY;

@@ -11,6 +11,7 @@
 //! A restore without a shell is both in a row. No guest has run in a shell, so there is nothing in it that could be left over.
 
 use std::any::Any;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use super::snapshot::{MachineState, STATE_VERSION, Template};
@@ -34,13 +35,15 @@ impl<V: Vm> Shell<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Self::with_ram(hypervisor, template, |ram| ram.populate(&template.working_set))
+        Self::with_ram(hypervisor, template, None, |ram| ram.populate(&template.working_set))
     }
 
-    /// The same, with the memory prepared in another way.
+    /// The same, with the memory prepared in another way, and perhaps the agent's stream from elsewhere as for
+    /// [`Machine::start_on`].
     pub(super) fn with_ram<H>(
         hypervisor: &H,
         template: &Template,
+        agent: Option<UnixStream>,
         prepare_ram: impl FnOnce(&mut GuestRam),
     ) -> Result<Self, BackendError>
     where
@@ -59,7 +62,7 @@ impl<V: Vm> Shell<V> {
         }
         vm.create_interrupt_chip()?;
         let (root, console_bytes) = (template.root.clone(), template.console_bytes);
-        let parts = Parts { root, console_bytes, saved: Some(&state.devices) };
+        let parts = Parts { root, console_bytes, saved: Some(&state.devices), agent };
         let machine = Machine::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
         Ok(Self { machine, state: Arc::clone(state) })
     }

@@ -23,6 +23,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -176,7 +177,22 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Shell::of(hypervisor, template)?.start()
+        Self::resume_on(hypervisor, template, None)
+    }
+
+    /// The same with the device's end of the agent's stream from elsewhere, as [`Machine::start_on`].
+    ///
+    /// # Errors
+    /// As [`Machine::resume_from`].
+    pub fn resume_on<H>(
+        hypervisor: &H,
+        template: &Template,
+        agent: Option<UnixStream>,
+    ) -> Result<Self, BackendError>
+    where
+        H: Hypervisor<Vm = V>,
+    {
+        Shell::with_ram(hypervisor, template, agent, |ram| ram.populate(&template.working_set))?.start()
     }
 
     /// The same, for a machine of which [`Machine::working_set`] is asked later.
@@ -187,7 +203,7 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Shell::with_ram(hypervisor, template, GuestRam::observe)?.start()
+        Shell::with_ram(hypervisor, template, None, GuestRam::observe)?.start()
     }
 
     /// Gives interrupt chip, clock and processors their state, and lets everything go. Memory and devices have theirs, and all

@@ -94,7 +94,12 @@ impl Child {
         deadline: Instant,
     ) -> Result<Received<Answer>, PacketError> {
         packet::send(self.control(), request, descriptors, Some(deadline))?;
-        packet::receive(self.control(), Take::Until(Some(deadline)))
+        let (answer, descriptors) = packet::receive(self.control(), Take::Until(Some(deadline)))?;
+        if descriptors.is_empty() || matches!(answer, Answer::Captured(_)) {
+            Ok((answer, descriptors))
+        } else {
+            Err(PacketError::Malformed("it has descriptors that nobody wants"))
+        }
     }
 
     /// Kills it and waits until it is gone. `None` if the kernel does not end it.

@@ -7,10 +7,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
 use super::Ready;
 use super::child::{Child, KILL_TIME};
 use super::packet::{self, PacketError, Take};
 use super::wire::{self, Answer, End, Launch, Request, Restore, Saved, safe};
+use crate::after_fork::Released;
 use crate::backend::{
     BackendError, Channel, ExitKind, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
     ProcessStatus, Template as BackendTemplate,
@@ -34,6 +37,7 @@ pub(super) struct WorkerMachine {
     ready: Arc<Ready>,
     digests: Option<ImageDigests>,
     channel: Option<UnixStream>,
+    _released: Released,
     /// Has one message at the end of the machine, and is closed by that of the worker.
     end: OwnedFd,
     report: OnceLock<ExitReport>,
@@ -81,21 +85,24 @@ impl WorkerMachine {
     ) -> Result<Self, BackendError> {
         let mut child = ready.shelf.take()?;
         let pid = child.id();
-        let (channel, end) = match child.ask(request, descriptors, Instant::now() + long_patience(ram)) {
-            Ok((Answer::Started, descriptors)) => <[OwnedFd; 2]>::try_from(descriptors)
-                .map_err(|_| lost("it started a machine and gave no way to it"))?
-                .into(),
+        let ends = Ends::new()
+            .map_err(|source| BackendError::Spawn { what: "making sockets to a worker process", source })?;
+        let descriptors = [&[ends.agent.as_fd(), ends.their_end.as_fd()], descriptors].concat();
+        match child.ask(request, &descriptors, Instant::now() + long_patience(ram)) {
+            Ok((Answer::Started, _)) => {}
             Ok((Answer::Failed(failure), _)) => return Err(failure.into_error()),
             Ok(_) => return Err(lost("it answered something else")),
             Err(PacketError::Closed) => return Err(child.death(String::new()).into_error()),
             Err(error) => return Err(lost(&error.to_string())),
-        };
+        }
+        let Ends { channel, end, .. } = ends;
         Ok(Self {
             child: Mutex::new(child),
             pid,
             ready: Arc::clone(ready),
             digests,
-            channel: Some(channel.into()),
+            channel: Some(channel),
+            _released: Released::new(&end),
             end,
             report: OnceLock::new(),
             console: Mutex::default(),
@@ -162,6 +169,30 @@ impl WorkerMachine {
         if let Answer::ConsoleTail(text) = answer {
             *self.console.lock().unwrap_or_else(PoisonError::into_inner) = safe(text);
         }
+    }
+}
+
+/// Both ends of what owner and worker talk over beside requests. Made here: see [`wire`].
+struct Ends {
+    /// Children made by fork must not keep the worker's ends, which would then never be seen to be closed.
+    _released: [Released; 2],
+    channel: UnixStream,
+    agent: UnixStream,
+    end: OwnedFd,
+    their_end: OwnedFd,
+}
+
+impl Ends {
+    fn new() -> std::io::Result<Self> {
+        let (channel, agent) = UnixStream::pair()?;
+        let (end, their_end) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        let released = [Released::new(&agent), Released::new(&their_end)];
+        Ok(Self { _released: released, channel, agent, end, their_end })
     }
 }
 

@@ -14,7 +14,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vm_memory::GuestAddress;
 
 use super::confine;
@@ -97,17 +96,14 @@ impl<'a> Worker<'a> {
                 Err(error) => answer(owner, &Answer::Failed(Failure::of(&error)), &[])?,
             }
         };
-        let Made { machine, channel } = made;
-        let (ours, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         if let Err(error) = confine::confine_running() {
             let error = BackendError::Prepare { detail: error.to_string() };
             answer(owner, &Answer::Failed(Failure::of(&error)), &[])?;
             return Err(PacketError::Closed);
         }
-        answer(owner, &Answer::Started, &[channel.as_fd(), theirs.as_fd()])?;
-        drop((channel, theirs));
-        Worker { owner, machine, end: Some(ours) }.serve()
+        answer(owner, &Answer::Started, &[])?;
+        let Made { machine, end } = made;
+        Worker { owner, machine, end: Some(end) }.serve()
     }
 
     fn serve(mut self) -> Result<(), PacketError> {
@@ -172,10 +168,13 @@ fn answer(owner: BorrowedFd<'_>, answer: &Answer, descriptors: &[BorrowedFd<'_>]
     packet::send(owner, answer, descriptors, None)
 }
 
+const MISSING: Impossible = Impossible("a descriptor that is missing");
+
 /// What a machine was made into.
 struct Made {
     machine: Machine<KvmVm>,
-    channel: UnixStream,
+    /// Where its end is told.
+    end: OwnedFd,
 }
 
 fn prepare(error: &dyn std::error::Error) -> BackendError {
@@ -186,15 +185,19 @@ fn bound_memory(ram: u64) -> Result<(), BackendError> {
     confine::bound_memory(ram).map_err(|error| BackendError::Prepare { detail: error.to_string() })
 }
 
-fn started(mut machine: Machine<KvmVm>) -> Result<Made, BackendError> {
-    let channel = machine.take_channel().ok_or_else(|| prepare(&Impossible("a channel that is gone")))?;
-    Ok(Made { machine, channel })
+/// The device's end of the agent's stream, and the socket for the machine's end: what comes first with each machine.
+fn ends(descriptors: &mut impl Iterator<Item = OwnedFd>) -> Result<(UnixStream, OwnedFd), BackendError> {
+    match (descriptors.next(), descriptors.next()) {
+        (Some(agent), Some(end)) => Ok((agent.into(), end)),
+        _ => Err(prepare(&MISSING)),
+    }
 }
 
 fn make(hypervisor: &KvmHypervisor, launch: Launch, descriptors: Vec<OwnedFd>) -> Result<Made, BackendError> {
     launch.validate().map_err(|error| prepare(&error))?;
-    let missing = || prepare(&Impossible("a descriptor that is missing"));
+    let missing = || prepare(&MISSING);
     let mut descriptors = descriptors.into_iter();
+    let (agent, end) = ends(&mut descriptors)?;
     let mut image = |extents| -> Result<SealedImage, BackendError> {
         let memory = descriptors.next().ok_or_else(missing)?;
         SealedImage::adopt(memory, extents).map_err(|error| prepare(&error))
@@ -220,7 +223,7 @@ fn make(hypervisor: &KvmHypervisor, launch: Launch, descriptors: Vec<OwnedFd>) -
         command_line: launch.command_line,
         console_bytes: usize::try_from(launch.console_bytes).unwrap_or(usize::MAX),
     };
-    started(Machine::start(hypervisor, blueprint)?)
+    Ok(Made { machine: Machine::start_on(hypervisor, blueprint, Some(agent))?, end })
 }
 
 fn remake(
@@ -231,8 +234,10 @@ fn remake(
     let saved: Saved = packet::decode(&restore.saved).map_err(|error| prepare(&error))?;
     restore.validate(saved.ram).map_err(|error| prepare(&error))?;
     bound_memory(saved.ram)?;
-    let template = saved.into_template(descriptors)?.with_working_set(restore.working_set.clone());
-    started(Machine::resume_from(hypervisor, &template)?)
+    let mut descriptors = descriptors.into_iter();
+    let (agent, end) = ends(&mut descriptors)?;
+    let template = saved.into_template(descriptors.collect())?.with_working_set(restore.working_set.clone());
+    Ok(Made { machine: Machine::resume_on(hypervisor, &template, Some(agent))?, end })
 }
 
 impl Saved {

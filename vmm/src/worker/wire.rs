@@ -3,12 +3,16 @@
 //! ```text
 //!  owner                                            worker
 //!    │  ◄──────────────────────────────── Hello      confined, waits for its machine
-//!    │  Request::Launch | Request::Restore ──────►
-//!    │  ◄─────────── Answer::Started, descriptors
+//!    │  Request::Launch | Request::Restore ──────►   with the worker's ends of the agent's stream and of the end
+//!    │  ◄───────────────────────── Answer::Started
 //!    │  Request::… ──────────────────────────────►   one at a time, each is answered
 //!    │  ◄──────────────────────── Answer | Failed
 //! ```
 //! The socket for the end has one message, [`End`], and is closed by the worker's own end.
+//!
+//! All pairs of sockets are made by the owner. Who makes a pair has both ends in its hands, and may keep the other's: it could
+//! then read what is meant for the other, or take `O_NONBLOCK` from a descriptor on which the owner's event loop relies. So a
+//! worker sends descriptors with a template only, and these are not used before they are known as sealed memory.
 //!
 //! Neither trusts the other's lengths and numbers: messages are bounded by [`super::packet`], and what they hold is checked
 //! before it is used. The worker is the one that may be in a guest's hands.
@@ -45,9 +49,11 @@ pub struct Confinement {
 /// What the owner asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Make a machine and let it run. Descriptors: kernel, initramfs, and the root image if there is one.
+    /// Make a machine and let it run. Descriptors: the device's end of the agent's stream, the worker's of
+    /// the socket for the end, kernel, initramfs, and the root image if there is one.
     Launch(Launch),
-    /// Make a machine that goes on where another stood. Descriptors: as many layers as are named, and the root image.
+    /// Make a machine that goes on where another stood. Descriptors: the same two ends, as many layers as are named,
+    /// and the root image.
     Restore(Restore),
     /// [`Machine::console_tail`](crate::backend::Machine::console_tail)
     ConsoleTail,
@@ -111,7 +117,7 @@ pub struct Restore {
 /// What the worker answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// The machine runs. Descriptors: the agent's channel, and the socket for the end.
+    /// The machine runs.
     Started,
     /// The newest console output.
     ConsoleTail(String),

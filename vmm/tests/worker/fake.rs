@@ -2,16 +2,17 @@
 //!
 //! The program that owners are given is a script that starts this one again; its standard input is the socket, as a worker's.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
-    sendmsg, socketpair,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
 };
 
 /// The variable that says what it does.
@@ -47,12 +48,23 @@ fn hello(version: &str) -> Vec<u8> {
     bytes
 }
 
-fn wait_for_request(owner: BorrowedFd<'_>) {
+/// Gives the descriptors that came with it.
+fn wait_for_request(owner: BorrowedFd<'_>) -> Vec<OwnedFd> {
     let mut buffer = vec![0; 1 << 17];
-    match recv(owner, &mut buffer[..], rustix::net::RecvFlags::empty()) {
-        Ok((0, _)) | Err(_) => std::process::exit(0),
-        Ok(_) => {}
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut buffer)];
+    match recvmsg(owner, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
+        Ok(received) if received.bytes > 0 => {}
+        _ => std::process::exit(0),
     }
+    let mut all = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(some) = message {
+            all.extend(some);
+        }
+    }
+    all
 }
 
 /// Plays a worker, if this process was started as one.
@@ -68,21 +80,17 @@ fn role() {
         "babbler" => send(owner, &[255; 3000], &[]),
         _ => send(owner, &hello(version), &[]),
     }
-    wait_for_request(owner);
+    let ends = wait_for_request(owner);
     match role.as_str() {
-        // Says that it has started, and gives no way to the machine.
-        "no-descriptors" => send(owner, &[0], &[]),
+        // Would have the owner use sockets of its own making.
+        "own-sockets" => send(owner, &[0], &[ends[0].as_fd(), ends[1].as_fd()]),
         "nonsense" => send(owner, &[77, 1, 2], &[]),
         "death" => std::process::exit(5),
         // Has started, as far as that can be seen, and then does one wrong thing.
         _ => {
-            let pair = |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
-            let (_channel, theirs) = pair(SocketType::STREAM);
-            let (end, their_end) = pair(SocketType::SEQPACKET);
-            send(owner, &[0], &[theirs.as_fd(), their_end.as_fd()]);
-            drop((theirs, their_end));
+            send(owner, &[0], &[]);
             if role == "bad-end" {
-                send(end.as_fd(), &[9, 9, 9], &[]);
+                send(ends[1].as_fd(), &[9, 9, 9], &[]);
             }
             loop {
                 wait_for_request(owner);
@@ -90,6 +98,14 @@ fn role() {
                     // Ranges that are none: pages written, in the wrong order.
                     "bad-ranges" => send(owner, &[4, 2, 0x80, 0x40, 0x80, 0x60, 0, 0x80, 0x20], &[]),
                     "bad-answer" => send(owner, &[99], &[]),
+                    // Changes what belongs to descriptions of open files, of all that it has.
+                    "flags" => {
+                        for descriptor in &ends {
+                            let flags = fcntl_getfl(descriptor).unwrap();
+                            fcntl_setfl(descriptor, flags - OFlags::NONBLOCK).unwrap();
+                        }
+                        send(owner, &[1, 4, b'd', b'o', b'n', b'e'], &[]);
+                    }
                     "bad-template" => send(owner, &[3, 5, 1, 2, 3, 4, 5], &[]),
                     // Never answers.
                     _ => std::thread::sleep(Duration::from_secs(600)),

@@ -1,6 +1,7 @@
 //! How owners and workers come to their ends, with guests of a few instructions.
 
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use hayfork_vmm::backend::{Backend, BackendError, ExitKind, Machine, Place, ProcessStatus};
 use hayfork_vmm::worker::{Workers, WorkersOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fake;
@@ -256,8 +258,7 @@ fn a_worker_that_a_guest_has_taken_over_gets_nowhere() {
     let folder = tempfile::tempdir().unwrap();
     let spec = host.spec("kernel", &beats());
     let launch = |role| workers_of(fake::program(folder.path(), role)).launch(&spec);
-    for (role, code) in
-        [("no-descriptors", "worker_lost"), ("nonsense", "worker_lost"), ("death", "vm_exited")]
+    for (role, code) in [("own-sockets", "worker_lost"), ("nonsense", "worker_lost"), ("death", "vm_exited")]
     {
         let error = launch(role).err().unwrap();
         assert_eq!(error.code(), code, "{role}: {error}");
@@ -277,6 +278,16 @@ fn a_worker_that_a_guest_has_taken_over_gets_nowhere() {
         // Whatever is asked of it from here on has that answer.
         assert_eq!(machine.console_tail(), "");
     }
+    // The owner's descriptors are none that the worker has, so nothing that it does to its own makes the owner wait.
+    let mut machine = launch("flags").unwrap();
+    let channel = machine.take_channel().unwrap();
+    channel.set_nonblocking(true).unwrap();
+    assert_eq!(machine.console_tail(), "done");
+    for descriptor in [channel.as_fd(), machine.exit_fd()] {
+        assert!(fcntl_getfl(descriptor).unwrap().contains(OFlags::NONBLOCK));
+    }
+    drop(machine);
+
     let machine = launch("bad-template").unwrap();
     assert!(matches!(machine.capture().err(), Some(BackendError::WorkerLost { .. })));
     // One that does not answer does not hold up its end.

@@ -220,10 +220,6 @@ fn rules(stage: Stage) -> Result<Rules, seccompiler::BackendError> {
         libc::F_GET_SEALS,
     ];
     rules.insert(libc::SYS_fcntl, one_of(1, &file_commands.map(number))?);
-    // Connected pairs only, of kinds on which no other address can be given.
-    let kind = number(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
-    let pair = |of| rule(&[(0, Eq, number(libc::AF_UNIX)), (1, MaskedEq(0xffff_ffff & !kind), number(of))]);
-    rules.insert(libc::SYS_socketpair, vec![pair(libc::SOCK_STREAM)?, pair(libc::SOCK_SEQPACKET)?]);
     // Signals to threads of its own.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![rule(&[(0, Eq, own)])?]);
