@@ -119,10 +119,12 @@ impl SealedImage {
         &self.extents
     }
 
-    /// Where there is content by now: of an image that is mapped as a whole, what was ever touched.
+    /// Where there is content by now: of an image that is mapped as a whole, what was ever touched. Nothing beyond its extents,
+    /// since no guest sees that; memory that another process made may have any.
     pub(super) fn content(&self) -> Vec<Range<u64>> {
         // The memory was looked through before, so nothing is in the way.
-        extents(self.memory.as_fd()).unwrap_or_else(|_| self.extents.clone())
+        extents(self.memory.as_fd())
+            .map_or_else(|_| self.extents.clone(), |content| common(&content, &self.extents))
     }
 
     /// The memory, to be mapped or handed to another process.
@@ -135,6 +137,24 @@ impl SealedImage {
 pub(crate) fn writable_memory(name: &str) -> Result<OwnedFd, ImageError> {
     memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(failed("making memory for an image"))
+}
+
+/// What is in both of two lists of ranges that are in order.
+fn common(one: &[Range<u64>], other: &[Range<u64>]) -> Vec<Range<u64>> {
+    let (mut one, mut other) = (one.iter().peekable(), other.iter().peekable());
+    let mut all = Vec::new();
+    while let (Some(a), Some(b)) = (one.peek(), other.peek()) {
+        let both = a.start.max(b.start)..a.end.min(b.end);
+        if a.end <= b.end {
+            one.next();
+        } else {
+            other.next();
+        }
+        if !both.is_empty() {
+            all.push(both);
+        }
+    }
+    all
 }
 
 fn extents(memory: BorrowedFd<'_>) -> rustix::io::Result<Vec<Range<u64>>> {

@@ -47,14 +47,15 @@ impl MemoryImage {
     /// RAM of `ram` bytes with layers that another process made, lowest first.
     ///
     /// # Errors
-    /// [`ForeignImage::Extents`]: layers that are none, too many, or not of that RAM.
+    /// [`ForeignImage::Extents`]: layers that are none, too many, too long, or not of that RAM.
     pub(crate) fn of_layers(ram: u64, layers: Vec<SealedImage>) -> Result<Self, ForeignImage> {
         let parts = layout::ram_parts(ram);
         let fits = |extent: &Range<u64>| {
             parts.iter().any(|(start, bytes)| start.0 <= extent.start && extent.end <= start.0 + bytes)
         };
         let all_fit = layers.iter().flat_map(SealedImage::extents).all(fits);
-        if ram == 0 || !(1..=MAX_LAYERS).contains(&layers.len()) || !all_fit {
+        let too_long = layers.iter().any(|layer| layer.len() > span(ram));
+        if ram == 0 || !(1..=MAX_LAYERS).contains(&layers.len()) || !all_fit || too_long {
             return Err(ForeignImage::Extents);
         }
         Ok(Self { ram, layers: layers.into_iter().map(Arc::new).collect() })

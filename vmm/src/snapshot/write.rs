@@ -134,7 +134,14 @@ impl<'a> Pages<'a> {
         let mut pages =
             Self { file, at: HEADER, hasher: blake3::Hasher::new(), waiting: Vec::new(), runs: Vec::new() };
         let mut buffer = vec![0; PIECE];
+        let mut end = 0;
         for (range, source) in &memory.pieces {
+            // Pages that come twice or in another order would make a file that no reader takes.
+            let whole = range.start.is_multiple_of(PAGE) && range.end.is_multiple_of(PAGE);
+            if !whole || range.start < end || range.end < range.start || range.end > memory.length {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "the memory's pieces do not fit"));
+            }
+            end = range.end;
             let mut place = range.start;
             while place < range.end {
                 let bytes = (range.end - place).min(PIECE as u64);

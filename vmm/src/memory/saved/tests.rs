@@ -152,3 +152,48 @@ fn pieces_are_what_a_clone_sees() {
     assert!(found == seen);
     assert_eq!([0, 5, 6, 7, 99, 300, 511].map(|page| seen[page << 12]), [4, 2, 3, 4, 3, 2, 4]);
 }
+
+/// A layer as another process may make it: content where it says, and extents as it likes.
+fn foreign(len: u64, content: &[(u64, u8)], extents: Vec<Range<u64>>) -> SealedImage {
+    use std::os::unix::fs::FileExt;
+    let file = File::from(writable_memory("test").unwrap());
+    file.set_len(len).unwrap();
+    for &(page, byte) in content {
+        file.write_all_at(&[byte; 4096], page * PAGE).unwrap();
+    }
+    let sealed = SealedImage::seal(file.into()).unwrap();
+    SealedImage::adopt(sealed.memory().try_clone_to_owned().unwrap(), extents).unwrap()
+}
+
+#[test]
+fn content_beyond_its_extents_is_no_part_of_a_layer() {
+    let ram = 64 * PAGE;
+    let lower = foreign(ram, &[(0, 1), (5, 1), (20, 1)], std::iter::once(0..10 * PAGE).collect());
+    let upper = foreign(
+        ram,
+        &[(0, 2), (4, 2), (5, 2), (6, 2), (30, 2)],
+        vec![5 * PAGE..7 * PAGE, 8 * PAGE..9 * PAGE, 29 * PAGE..31 * PAGE],
+    );
+    let image = Arc::new(MemoryImage::of_layers(ram, vec![lower, upper]).unwrap());
+    let pieces: Vec<_> = image.pieces().into_iter().map(|(range, _)| range).collect();
+    assert_eq!(pieces, [0..PAGE, 5 * PAGE..7 * PAGE, 30 * PAGE..31 * PAGE]);
+    // What a clone sees, and what a clone of the clone is made of, is the same.
+    let clone = GuestRam::of_image(&image).unwrap();
+    let first = |page: u64| clone.memory().read_obj::<u8>(GuestAddress(page * PAGE)).unwrap();
+    assert_eq!([0, 4, 5, 6, 20, 30].map(first), [1, 0, 2, 2, 0, 2]);
+}
+
+#[test]
+fn layers_that_reach_beyond_the_ram_are_refused() {
+    let extents: Vec<_> = std::iter::once(0..PAGE).collect();
+    let layer = |len| foreign(len, &[(0, 1)], extents.clone());
+    MemoryImage::of_layers(64 * PAGE, vec![layer(64 * PAGE)]).unwrap();
+    MemoryImage::of_layers(64 * PAGE, vec![layer(PAGE)]).unwrap();
+    let refused = MemoryImage::of_layers(64 * PAGE, vec![layer(65 * PAGE)]);
+    assert_eq!(refused.unwrap_err(), ForeignImage::Extents);
+    // RAM has a gap, in which no layer has anything.
+    let ram = layout::DEVICE_GAP.0 + PAGE;
+    let gap = layout::DEVICE_GAP.0..layout::DEVICE_GAP.0 + PAGE;
+    let layer = foreign(layout::RAM_ABOVE_GAP.0 + PAGE, &[], std::iter::once(gap).collect());
+    assert_eq!(MemoryImage::of_layers(ram, vec![layer]).unwrap_err(), ForeignImage::Extents);
+}

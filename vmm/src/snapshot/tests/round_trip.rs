@@ -197,3 +197,35 @@ fn every_error_has_a_code_and_a_remedy() {
         assert!(error.remedy().ends_with('.') && !error.to_string().is_empty(), "{error:?}");
     }
 }
+
+#[test]
+fn memory_whose_pieces_do_not_fit_is_not_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("saved");
+    let sample = Sample::new();
+    let page = |page: u64| page * 4096;
+    for ranges in [
+        vec![page(1)..page(3), page(0)..page(1)],
+        vec![page(0)..page(3), page(2)..page(4)],
+        vec![page(0)..page(3), page(0)..page(3)],
+        vec![page(98)..page(101)],
+        vec![0..100],
+        vec![100..page(1)],
+        vec![page(3)..page(1)],
+    ] {
+        let contents = Contents {
+            identity: &sample.identity,
+            about: &[],
+            kind: StateKind::Qemu,
+            state: &[],
+            memory: Memory {
+                length: sample.length,
+                pieces: ranges.iter().map(|range| (range.clone(), sample.memory.as_fd())).collect(),
+            },
+            working_set: &[],
+        };
+        let error = write(&path, &contents).unwrap_err();
+        assert!(matches!(error, SnapshotError::Unwritable { .. }), "{ranges:?}: {error}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "{ranges:?}");
+    }
+}
