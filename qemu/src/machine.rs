@@ -161,6 +161,12 @@ impl QemuMachine {
         BackendError::QemuUnusable { path, detail: error.to_string() }
     }
 
+    /// Ends it as one that has crashed; does not wait.
+    pub(crate) fn end(&self) {
+        tracing::warn!(pid = self.pid, "QEMU is ended, because it is not to be understood");
+        self.killer.kill();
+    }
+
     /// Whether this is the process that launched the machine, not a fork of it.
     fn is_ours(&self) -> bool {
         self.owner == std::process::id()

@@ -10,8 +10,8 @@
 //! Descriptors travel beside a command (`SCM_RIGHTS`), which must be the last one sent until it is answered: QEMU keeps only the
 //! newest descriptors it was sent.
 //!
-//! A guest that has broken into QEMU can say anything here: lines and the number of events are bounded, every wait has an end, and
-//! what is not understood ends the conversation.
+//! A guest that has broken into QEMU can say anything here: lines and the number of events are bounded, every wait has an end,
+//! also for one who never stops talking, and what is not understood ends the conversation: nothing is asked or believed any more.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -72,6 +72,10 @@ pub(crate) struct Qmp {
     pending: VecDeque<&'static str>,
     /// Whether the greeting and its answer have passed.
     greeted: bool,
+    /// For anything.
+    patience: Duration,
+    /// Whether something was not understood, or sent in part: what comes now may be the answer to anything.
+    broken: bool,
 }
 
 impl Qmp {
@@ -88,6 +92,8 @@ impl Qmp {
             events: VecDeque::new(),
             pending: VecDeque::new(),
             greeted: false,
+            patience: PATIENCE,
+            broken: false,
         })
     }
 
@@ -107,9 +113,21 @@ impl Qmp {
 
     /// Waits for all answers, and gives the last one, or the first refusal.
     fn settle(&mut self) -> Result<Value, QmpError> {
+        let settled = self.answers();
+        self.broken |= matches!(settled, Err(QmpError::Malformed(_)));
+        settled
+    }
+
+    /// Whether the conversation is over though both are there.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn answers(&mut self) -> Result<Value, QmpError> {
+        let deadline = Instant::now() + self.patience;
         let mut result = Ok(Value::Null);
         while !self.pending.is_empty() {
-            match self.answer() {
+            match self.answer(deadline) {
                 Ok(answer) if result.is_ok() => result = Ok(answer),
                 Err(refusal @ QmpError::Refused { .. }) if result.is_ok() => result = Err(refusal),
                 Ok(_) | Err(QmpError::Refused { .. }) => {}
@@ -129,12 +147,19 @@ impl Qmp {
         arguments: &Value,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<(), QmpError> {
+        if self.broken {
+            return Err(QmpError::Malformed(command));
+        }
+        let mut sent = Ok(());
         if !self.greeted {
             self.greeted = true;
             // What comes first is the greeting, which is answered by this.
-            self.write("qmp_capabilities", &json!({}), None)?;
+            sent = self.write("qmp_capabilities", &json!({}), None);
         }
-        self.write(command, arguments, descriptor)
+        let sent = sent.and_then(|()| self.write(command, arguments, descriptor));
+        // Part of a line may have gone.
+        self.broken |= sent.is_err();
+        sent
     }
 
     fn write(
@@ -151,7 +176,7 @@ impl Qmp {
             // The space is for one.
             control.push(SendAncillaryMessage::ScmRights(descriptors));
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         let mut rest = line.as_bytes();
         while !rest.is_empty() {
             match sendmsg(&self.stream, &[IoSlice::new(rest)], &mut control, SendFlags::NOSIGNAL) {
@@ -170,9 +195,8 @@ impl Qmp {
     }
 
     /// The answer to the oldest command that has none yet.
-    fn answer(&mut self) -> Result<Value, QmpError> {
+    fn answer(&mut self, deadline: Instant) -> Result<Value, QmpError> {
         let Some(command) = self.pending.front().copied() else { return Err(QmpError::Malformed("nothing")) };
-        let deadline = Instant::now() + PATIENCE;
         loop {
             let mut message = self.message(deadline, command)?;
             if self.take_event(&message) || message.get("QMP").is_some() {
@@ -195,8 +219,17 @@ impl Qmp {
     /// # Errors
     /// As [`Qmp::execute`], for a command sent before too.
     pub(crate) fn wait_for(&mut self, event: &'static str) -> Result<(), QmpError> {
+        if self.broken {
+            return Err(QmpError::Malformed(event));
+        }
         self.settle()?;
-        let deadline = Instant::now() + PATIENCE;
+        let waited = self.event(event);
+        self.broken |= matches!(waited, Err(QmpError::Malformed(_)));
+        waited
+    }
+
+    fn event(&mut self, event: &'static str) -> Result<(), QmpError> {
+        let deadline = Instant::now() + self.patience;
         loop {
             if let Some(place) = self.events.iter().position(|name| name == event) {
                 self.events.drain(..=place);
@@ -227,6 +260,10 @@ impl Qmp {
             }
             if self.input.len() > MAX_LINE {
                 return Err(QmpError::Malformed(awaited));
+            }
+            // Not only where there is nothing to read: there may always be something.
+            if Instant::now() >= deadline {
+                return Err(QmpError::Late(awaited));
             }
             let mut buffer = [0; 4096];
             match recv(&self.stream, &mut buffer, RecvFlags::empty()) {

@@ -63,13 +63,18 @@ pub(crate) struct QemuTemplate {
 /// Keeps a machine as it is now, and lets it go on.
 ///
 /// # Errors
-/// QEMU has ended, does not do what it is asked, or there is no memory for the copy. The machine goes on in each case in which it can.
+/// QEMU has ended, does not do what it is asked, or there is no memory for the copy. The machine goes on in each case in which it
+/// can; a QEMU that talks nonsense is ended.
 pub(crate) fn capture(machine: &QemuMachine) -> Result<QemuTemplate, BackendError> {
     let mut control = lock(&machine.control);
     let stopped = control.execute("stop", &json!({}), None).map_err(|error| machine.failure(&error));
     let kept = stopped.and_then(|_| keep(machine, &mut control));
     // A QEMU that is gone has said so before.
     let going = control.execute("cont", &json!({}), None).map_err(|error| machine.failure(&error));
+    if control.is_broken() {
+        // It cannot be told to go on, and what says nonsense here may be its guest.
+        machine.end();
+    }
     let template = kept?;
     going?;
     Ok(template)

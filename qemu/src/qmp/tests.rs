@@ -147,3 +147,56 @@ fn a_descriptor_goes_with_its_command() {
     BufReader::new(&mut end).read_line(&mut line).unwrap();
     assert_eq!(line, "it is");
 }
+
+/// A QEMU that says this for ever, until nobody listens.
+fn chatter(line: &'static str) -> (Qmp, thread::JoinHandle<()>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let qemu = thread::spawn(move || {
+        let lines = line.repeat(100);
+        while (&theirs).write_all(lines.as_bytes()).is_ok() {}
+    });
+    let mut qmp = Qmp::new(ours).unwrap();
+    qmp.patience = Duration::from_millis(200);
+    (qmp, qemu)
+}
+
+#[test]
+fn who_talks_for_ever_and_does_not_answer_is_late() {
+    for line in ["{\"event\": \"RTC_CHANGE\"}\n", "{\"QMP\": {}}\n"] {
+        let (mut qmp, qemu) = chatter(line);
+        let start = Instant::now();
+        let result = qmp.execute("stop", &json!({}), None);
+        assert!(matches!(result, Err(QmpError::Late(_))), "{line}: {result:?}");
+        drop(qmp);
+        let (mut qmp, other) = chatter(line);
+        let result = qmp.wait_for("RESUME");
+        assert!(matches!(result, Err(QmpError::Late(_) | QmpError::Malformed(_))), "{line}: {result:?}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        drop(qmp);
+        qemu.join().unwrap();
+        other.join().unwrap();
+    }
+}
+
+#[test]
+fn nothing_is_believed_or_told_after_nonsense() {
+    let (result, told) = with(
+        &[
+            GREETING,
+            "nonsense\n{\"return\": {}}\n{\"return\": {}}\n{\"event\": \"RESUME\"}",
+            "{\"return\": {}}",
+        ],
+        |qmp| {
+            let first = qmp.execute("stop", &json!({}), None);
+            assert!(matches!(first, Err(QmpError::Malformed("qmp_capabilities"))), "{first:?}");
+            assert!(qmp.is_broken());
+            for _ in 0..2 {
+                assert!(matches!(qmp.wait_for("RESUME"), Err(QmpError::Malformed("RESUME"))));
+                assert!(matches!(qmp.send("cont", &json!({}), None), Err(QmpError::Malformed("cont"))));
+            }
+            qmp.execute("cont", &json!({}), None)
+        },
+    );
+    assert!(matches!(result, Err(QmpError::Malformed("cont"))), "{result:?}");
+    assert!(!told.iter().any(|command| command.contains("cont")), "{told:?}");
+}
