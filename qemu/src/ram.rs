@@ -250,16 +250,28 @@ impl Process {
         let metadata = file.file.metadata()?;
         let mut mappings = mappings(&maps, metadata.ino(), metadata.dev());
         mappings.sort_unstable_by_key(|mapping| mapping.offset);
+        let length = file.len()?;
         let mut all = Vec::new();
         let mut covered = 0;
         for Mapping { address, offset } in mappings {
             if offset != covered {
                 break;
             }
-            covered = offset + (address.end - address.start);
+            covered = address
+                .end
+                .checked_sub(address.start)
+                .and_then(|bytes| bytes.checked_add(offset))
+                .unwrap_or(u64::MAX);
+            if covered > length {
+                // Whoever says this is not the QEMU that was started, or not any more: its pages belong nowhere.
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the process maps more than there is of the memory",
+                ));
+            }
             self.own_in(&address, offset, &mut all)?;
         }
-        if covered == file.len()? {
+        if covered == length {
             return Ok(all);
         }
         Err(io::Error::new(io::ErrorKind::InvalidData, "the process does not map the whole of the memory"))

@@ -76,6 +76,18 @@ fn what_is_private_is_read_from_the_process_that_has_it() {
 }
 
 #[test]
+fn a_process_that_maps_more_than_there_is_is_refused() {
+    let (ram, _) = own(8);
+    let base = Arc::new(ram.keep(0).unwrap());
+    // The kernel lets it, and kills who touches what is beyond.
+    let mut mapping = unsafe_private::Mapping::of(&base.0.file, 9 * AT);
+    mapping.bytes()[0] = 1;
+    let error = Ram::Over(base).keep(std::process::id()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    assert!(error.to_string().contains("more than there is"), "{error}");
+}
+
+#[test]
 fn mappings_are_told_by_the_file_they_are_of() {
     let maps = "\
 7f81e8000000-7f81ebfff000 rw-p 00000000 00:01 10730                      /memfd:hayfork-template (deleted)
