@@ -93,6 +93,7 @@ impl WorkerMachine {
             Ok((Answer::Failed(failure), _)) => return Err(failure.into_error()),
             Ok(_) => return Err(lost("it answered something else")),
             Err(PacketError::Closed) => return Err(child.death(String::new()).into_error()),
+            Err(PacketError::NoDescriptors(source)) => return Err(no_descriptors(source)),
             Err(error) => return Err(lost(&error.to_string())),
         }
         let Ends { channel, end, .. } = ends;
@@ -139,6 +140,8 @@ impl WorkerMachine {
                 Ok(()) => return Ok((answer, descriptors)),
                 Err(error) => error.to_string(),
             },
+            // Its answer is lost, and it has done nothing wrong.
+            Err(PacketError::NoDescriptors(source)) => return Err(no_descriptors(source)),
             // It has ended; how, the other socket says or the kernel.
             Err(PacketError::Closed) => {
                 drop(child);
@@ -198,6 +201,10 @@ impl Ends {
 
 fn long_patience(ram: u64) -> Duration {
     LONG_PATIENCE + Duration::from_secs(ram / COPIED)
+}
+
+fn no_descriptors(source: std::io::Error) -> BackendError {
+    BackendError::Spawn { what: "taking descriptors from a worker process", source }
 }
 
 fn lost(detail: &str) -> BackendError {

@@ -47,6 +47,10 @@ pub enum PacketError {
     /// What came is no message.
     #[error("the other side sent what is no message: {0}")]
     Malformed(&'static str),
+    /// What came with a message did not fit into this process. That is no fault of the other side, and the next message is as good
+    /// as any.
+    #[error("this process cannot take the descriptors that came with a message: {0}")]
+    NoDescriptors(#[source] io::Error),
     /// A system call failed.
     #[error("a message could not be sent or received: {0}")]
     Io(#[from] io::Error),
@@ -196,8 +200,17 @@ pub(super) fn receive_bytes(
     if received.bytes == 0 {
         return Err(PacketError::Closed);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(PacketError::Malformed("it is too long"));
+    }
+    // The kernel leaves out what there is no room for: in the buffer, which holds a few more than a message has (with its
+    // memory), or in this process's table.
+    let left_out = received.flags.contains(ReturnFlags::CTRUNC);
+    if descriptors.len() > MOST_DESCRIPTORS + usize::from(!left_out) {
+        return Err(PacketError::Malformed("it has too many descriptors"));
+    }
+    if left_out {
+        return Err(PacketError::NoDescriptors(Errno::MFILE.into()));
     }
     buffer.truncate(received.bytes);
     match buffer[0] {

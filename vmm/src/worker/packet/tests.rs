@@ -140,3 +140,41 @@ fn every_sample_of_the_fuzz_target_is_a_message() {
     assert_eq!(crate::worker::testing::receive(&header, Some(&samples[0]), true).unwrap(), samples[0]);
     assert!(crate::worker::testing::receive(&header, Some(&samples[0]), false).is_err());
 }
+
+/// Set in the process in which a limit of its own is lowered.
+const ALONE: &str = "HAYFORK_TEST_FEW_DESCRIPTORS";
+
+#[test]
+fn a_full_table_is_not_the_other_side_s_fault_and_many_descriptors_are() {
+    if std::env::var_os(ALONE).is_none() {
+        let name =
+            "worker::packet::tests::a_full_table_is_not_the_other_side_s_fault_and_many_descriptors_are";
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = command.args([name, "--exact", "--nocapture"]).env(ALONE, "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    }
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let (here, there) = pair();
+    let (pipe, _writer) = std::io::pipe().unwrap();
+    let free = File::open("/dev/null").unwrap();
+    let limit = getrlimit(Resource::Nofile);
+    let few = u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&free)).unwrap() + 1;
+    drop(free);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(few), ..limit }).unwrap();
+    send(here.as_fd(), &1u8, &[pipe.as_fd(), pipe.as_fd()], None).unwrap();
+    send(here.as_fd(), &2u8, &[pipe.as_fd()], None).unwrap();
+    let full = receive::<u8>(there.as_fd(), soon());
+    assert!(matches!(full, Err(PacketError::NoDescriptors(_))), "{full:?}");
+    // What was taken of it is closed again, and the next one comes.
+    assert_eq!(receive::<u8>(there.as_fd(), soon()).unwrap().0, 2);
+    setrlimit(Resource::Nofile, limit).unwrap();
+
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(20))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    let many = [pipe.as_fd(); 12];
+    ancillary.push(SendAncillaryMessage::ScmRights(&many));
+    sendmsg(&here, &[IoSlice::new(&[INLINE, 1])], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    let many = receive::<u8>(there.as_fd(), soon());
+    assert!(matches!(many, Err(PacketError::Malformed("it has too many descriptors"))), "{many:?}");
+}
