@@ -34,8 +34,8 @@ pub use image::{ForeignImage, ImageError, SealedImage};
 pub use proc::keep_open;
 pub use ram::{GuestRam, MemoryError};
 pub use resident::Resident;
-pub(crate) use saved::MAX_LAYERS;
 pub use saved::MemoryImage;
+pub(crate) use saved::{MAX_LAYERS, end_of};
 
 /// Size of a page in the guest's address space, and the alignment of everything that is mapped into it.
 pub const PAGE: u64 = 4096;

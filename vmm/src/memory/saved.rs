@@ -54,7 +54,7 @@ impl MemoryImage {
             parts.iter().any(|(start, bytes)| start.0 <= extent.start && extent.end <= start.0 + bytes)
         };
         let all_fit = layers.iter().flat_map(SealedImage::extents).all(fits);
-        let too_long = layers.iter().any(|layer| layer.len() > span(ram));
+        let too_long = layers.iter().any(|layer| layer.len() > end_of(ram));
         if ram == 0 || !(1..=MAX_LAYERS).contains(&layers.len()) || !all_fit || too_long {
             return Err(ForeignImage::Extents);
         }
@@ -71,7 +71,7 @@ impl MemoryImage {
     /// # Errors
     /// It is not that long, or cannot be sealed.
     pub(crate) fn loaded(ram: u64, length: u64, memory: OwnedFd) -> Result<Option<Self>, ImageError> {
-        if ram == 0 || !ram.is_multiple_of(PAGE) || length != span(ram) {
+        if ram == 0 || !ram.is_multiple_of(PAGE) || length != end_of(ram) {
             return Ok(None);
         }
         Self::whole(ram, memory).map(Some)
@@ -79,7 +79,7 @@ impl MemoryImage {
 
     /// Bytes from the first guest address to behind the last.
     pub(crate) fn span(&self) -> u64 {
-        span(self.ram)
+        end_of(self.ram)
     }
 
     /// Where each page that is not a hole is to be found, in order: at its own address in one of the layers.
@@ -105,7 +105,8 @@ impl MemoryImage {
     }
 }
 
-fn span(ram: u64) -> u64 {
+/// The end of guest addresses of RAM of that size.
+pub(crate) fn end_of(ram: u64) -> u64 {
     layout::ram_parts(ram).last().map_or(0, |(start, bytes)| start.0 + bytes)
 }
 
@@ -211,7 +212,7 @@ impl GuestRam {
 
     fn file(&self) -> Result<File, ImageError> {
         let memory = writable_memory("hayfork-template")?;
-        rustix::fs::ftruncate(&memory, span(self.len()))
+        rustix::fs::ftruncate(&memory, end_of(self.len()))
             .map_err(failed("sizing memory for a guest's copy"))?;
         Ok(memory.into())
     }

@@ -9,7 +9,7 @@
 //! | no machine, processor or thread beyond those of the one machine | a [second list](filter::Stage::Running), when it runs |
 //! | no rights | no new privileges; no capability, also where the owner is root |
 //! | nobody else looks into it, and no core file | not dumpable |
-//! | few descriptors, no locked memory, an address space not much larger than its guest | resource limits |
+//! | few descriptors, no locked memory, an address space not much larger than its guest, no file larger than its RAM | resource limits |
 //!
 //! A call that is not on the list ends the process by SIGSYS. What a worker needs of the outside is in its hands before: KVM,
 //! two files of `/proc/self`, and its socket; everything else comes by that.
@@ -21,7 +21,9 @@ use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior,
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
 
 use self::filter::{FilterError, Stage};
+use super::packet;
 use super::wire::Confinement;
+use crate::memory;
 
 /// Descriptors that a worker may have: a machine of 8 processors takes some 50.
 const DESCRIPTORS: u64 = 256;
@@ -85,13 +87,18 @@ pub fn confine() -> Result<Confinement, ConfineError> {
     Ok(Confinement { landlock })
 }
 
-/// Bounds the address space of a worker with a guest of that much RAM.
+/// Bounds the address space of a worker with a guest of that much RAM, and the length of its files. It has none but memory
+/// without a name: a template as long as the RAM reaches, and messages. Whoever would write beyond that is ended (SIGXFSZ).
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn bound_memory(ram: u64) -> Result<(), ConfineError> {
-    let most = Some(ram.saturating_add(ADDRESS_SPACE));
-    setrlimit(Resource::As, Rlimit { current: most, maximum: most }).map_err(failed("bounding memory"))
+    let bound = |resource, most| {
+        let most = Some(most);
+        setrlimit(resource, Rlimit { current: most, maximum: most }).map_err(failed("bounding memory"))
+    };
+    bound(Resource::Fsize, memory::end_of(ram).max(packet::MOST as u64))?;
+    bound(Resource::As, ram.saturating_add(ADDRESS_SPACE))
 }
 
 /// The machine runs: takes away what only making it needed.

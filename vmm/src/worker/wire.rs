@@ -26,6 +26,7 @@ use crate::backend::{
     MAX_VCPUS, ProcessStatus,
 };
 use crate::machine::MachineState;
+use crate::memory::end_of;
 
 /// Most extents of an image: those of RAM of which every other page was written would be more, and are not made.
 const MAX_EXTENTS: usize = 1 << 20;
@@ -194,11 +195,6 @@ fn check_ranges(ranges: &[Range<u64>], end: u64) -> Result<(), Impossible> {
         last = range.end;
     }
     Ok(())
-}
-
-/// The end of guest addresses of RAM of that size.
-fn end_of(ram: u64) -> u64 {
-    crate::memory::layout::ram_parts(ram).last().map_or(0, |(start, bytes)| start.0 + bytes)
 }
 
 impl Launch {

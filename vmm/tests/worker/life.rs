@@ -71,7 +71,8 @@ fn a_guest_runs_in_a_process_of_its_own_and_says_how_it_ended() {
 fn a_worker_is_confined_when_it_gets_its_machine() {
     let Some(host) = Host::new() else { return };
     let workers = workers_of(program());
-    let machine = workers.launch(&host.spec("kernel", &beats())).unwrap();
+    let spec = host.spec("kernel", &beats());
+    let machine = workers.launch(&spec).unwrap();
     let pid = machine.process_id().unwrap();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
@@ -91,6 +92,8 @@ fn a_worker_is_confined_when_it_gets_its_machine() {
     };
     assert_eq!((limit("Max core file size"), limit("Max open files")), ("0".into(), "256".into()));
     assert!(limit("Max address space").parse::<u64>().unwrap() < 8 << 30);
+    let ram = u64::from(spec.memory_mib) << 20;
+    assert_eq!(limit("Max file size").parse::<u64>().unwrap(), ram.max(56 << 20));
     // What belongs to root is what nobody else can look into.
     let owner = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(format!("/proc/{pid}/mem")).unwrap());
     assert_eq!(owner, 0, "it is not dumpable");

@@ -195,11 +195,13 @@ fn one_of(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, seccompiler:
     values.iter().map(|value| rule(&[(argument, SeccompCmpOp::Eq, *value)])).collect()
 }
 
-/// Constants that C libraries give different types; both are small.
+/// Constants that C libraries give different types; all are small.
 #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
 const FIONBIO: u64 = libc::FIONBIO as u64;
 #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
 const RLIMIT_AS: u64 = libc::RLIMIT_AS as u64;
+#[allow(clippy::unnecessary_cast, clippy::cast_sign_loss, clippy::cast_lossless)]
+const RLIMIT_FSIZE: u64 = libc::RLIMIT_FSIZE as u64;
 
 fn rules(stage: Stage) -> Result<Rules, seccompiler::BackendError> {
     use SeccompCmpOp::{Eq, MaskedEq};
@@ -232,8 +234,9 @@ fn rules(stage: Stage) -> Result<Rules, seccompiler::BackendError> {
         // The next stage's.
         process_commands.push(number(libc::PR_SET_NO_NEW_PRIVS));
         rules.insert(libc::SYS_seccomp, one_of(0, &[u64::from(libc::SECCOMP_SET_MODE_FILTER)])?);
-        // The bound on memory, of this process.
-        rules.insert(libc::SYS_prlimit64, vec![rule(&[(0, Eq, 0), (1, Eq, RLIMIT_AS)])?]);
+        // The bounds on memory, of this process.
+        let bound = |resource| rule(&[(0, Eq, 0), (1, Eq, resource)]);
+        rules.insert(libc::SYS_prlimit64, vec![bound(RLIMIT_AS)?, bound(RLIMIT_FSIZE)?]);
     }
     rules.insert(libc::SYS_prctl, one_of(0, &process_commands)?);
     rules.insert(libc::SYS_ioctl, one_of(1, &commands)?);
