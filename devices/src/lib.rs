@@ -5,6 +5,7 @@
 //! owns guest memory, the virtqueues and the polling of host descriptors, and tells the device
 //! what happened. That makes every device testable without a virtual machine.
 
+pub mod bounded;
 pub mod interrupt;
 pub mod serial;
 pub mod sink;

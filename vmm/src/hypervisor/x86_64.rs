@@ -12,6 +12,7 @@ pub use chip::{ClockState, InterruptChipState, IoApicState, PicState};
 pub use registers::{
     DebugRegisters, DescriptorTable, ExtendedControlRegister, Registers, Segment, SystemRegisters,
 };
+pub(crate) use vcpu::MAX_ENTRIES;
 pub use vcpu::{
     CpuidEntry, LocalApic, MpState, Msr, PendingEvents, PendingException, PendingInterrupt, PendingNmi,
     PendingSmi, VcpuState, X86Hypervisor, X86Vcpu,

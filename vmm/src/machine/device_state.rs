@@ -4,6 +4,7 @@
 //! made with their state, before anything runs; [`Kept::resume`] then repeats what was on its way: interrupts that the guest has
 //! not acknowledged, and doorbells.
 
+use hayfork_devices::bounded::at_most;
 use hayfork_devices::serial::SerialState;
 use hayfork_devices::virtio::block::BlockState;
 use hayfork_devices::virtio::console::ConsoleState;
@@ -13,11 +14,13 @@ use serde::{Deserialize, Serialize};
 
 use super::devices::Kept;
 use crate::hypervisor::HypervisorError;
+use crate::memory::layout::MAX_DEVICES;
 
 /// All devices of a machine at rest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DevicesState {
     /// Transports, in the order of their addresses.
+    #[serde(deserialize_with = "at_most::<MAX_DEVICES, _, _>")]
     pub transports: Vec<MmioState>,
     /// Streams.
     pub vsock: VsockState,

@@ -27,11 +27,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hayfork_devices::bounded::at_most;
 use serde::{Deserialize, Serialize};
 
 use super::{DevicesState, Machine, Shell, prepare, vcpu_error, working_set};
 use crate::backend::{BackendError, MAX_VCPUS};
-use crate::hypervisor::x86_64::{ClockState, InterruptChipState, VcpuState};
+use crate::hypervisor::x86_64::{ClockState, InterruptChipState, MAX_ENTRIES, VcpuState};
 use crate::hypervisor::{Hypervisor, HypervisorError, Vcpu, Vm};
 use crate::memory::{GuestRam, ImageError, MemoryImage, layout};
 
@@ -51,6 +52,7 @@ pub struct MachineState {
     /// [`STATE_VERSION`] when it was saved.
     pub version: u32,
     /// Virtual CPUs, in order.
+    #[serde(deserialize_with = "at_most::<MOST_VCPUS, _, _>")]
     pub vcpus: Vec<VcpuState>,
     /// Interrupt controllers.
     pub interrupt_chip: InterruptChipState,
@@ -60,8 +62,7 @@ pub struct MachineState {
     pub devices: DevicesState,
 }
 
-/// The most entries that a processor's lists have: KVM takes no more of CPUID, and knows some 150 registers.
-const MAX_ENTRIES: usize = 1024;
+const MOST_VCPUS: usize = MAX_VCPUS as usize;
 
 /// The largest XSAVE area, in bytes; a processor with AMX has 11 KiB.
 const MAX_XSAVE: usize = 64 << 10;
@@ -78,6 +79,7 @@ impl MachineState {
         if !(1..=usize::from(MAX_VCPUS)).contains(&self.vcpus.len()) {
             return Err("its machine has no processors, or more than any can have");
         }
+        // Also where a state was not read but made.
         let bounded = |vcpu: &VcpuState| {
             let lists = [vcpu.cpuid.len(), vcpu.msrs.len(), vcpu.xcrs.len(), vcpu.local_apic.0.len()];
             lists.into_iter().all(|length| length <= MAX_ENTRIES) && vcpu.xsave.len() <= MAX_XSAVE

@@ -240,10 +240,13 @@ fn read_memory(memory: OwnedFd, len: u64) -> Result<Vec<u8>, PacketError> {
     if len > MOST {
         return Err(PacketError::Malformed("it is too long"));
     }
+    let memory = File::from(memory);
+    // Before there is room for it.
+    if memory.metadata()?.len() < len as u64 {
+        return Err(PacketError::Malformed("its memory is too short"));
+    }
     let mut bytes = vec![0; len];
-    File::from(memory)
-        .read_exact_at(&mut bytes, 0)
-        .map_err(|_| PacketError::Malformed("its memory is too short"))?;
+    memory.read_exact_at(&mut bytes, 0).map_err(|_| PacketError::Malformed("its memory is too short"))?;
     Ok(bytes)
 }
 

@@ -12,6 +12,17 @@ use super::wire::{Answer, Confinement, End, EndKind, Failure, Hello, Launch, Req
 /// RAM of the machine that [`examine`] takes messages for.
 const RAM: u64 = 4 << 30;
 
+/// A small machine at rest.
+pub(super) fn saved() -> Saved {
+    Saved {
+        state: crate::monitor::testing::machine(),
+        ram: RAM,
+        layers: vec![vec![Range { start: 0, end: 4096 }, Range { start: 8192, end: 16384 }], Vec::new()],
+        root: true,
+        console_bytes: 4096,
+    }
+}
+
 /// A message of each kind, as bytes.
 ///
 /// # Errors
@@ -35,7 +46,7 @@ pub fn samples() -> Result<Vec<Vec<u8>>, PacketError> {
         vec![packet::encode(&Hello { version: "1".into(), confinement: Confinement { landlock: Some(7) } })?];
     for request in [
         Request::Launch(launch),
-        Request::Restore(Restore { saved: vec![1; 30], working_set: pages.clone() }),
+        Request::Restore(Restore { saved: packet::encode(&saved())?, working_set: pages.clone() }),
         Request::ConsoleTail,
         Request::Capture,
     ] {
@@ -45,12 +56,13 @@ pub fn samples() -> Result<Vec<Vec<u8>>, PacketError> {
         Answer::Started,
         Answer::ConsoleTail("said".into()),
         Answer::HostMemory(Some((1, 2, 3))),
-        Answer::Captured(vec![2; 20]),
+        Answer::Captured(packet::encode(&saved())?),
         Answer::WorkingSet(pages),
         Answer::Failed(failure),
     ] {
         all.push(packet::encode(&answer)?);
     }
+    all.push(packet::encode(&saved())?);
     all.push(packet::encode(&End { kind: EndKind::Panic, console_tail: "c".into(), detail: "d".into() })?);
     Ok(all)
 }

@@ -14,19 +14,20 @@
 //! then read what is meant for the other, or take `O_NONBLOCK` from a descriptor on which the owner's event loop relies. So a
 //! worker sends descriptors with a template only, and these are not used before they are known as sealed memory.
 //!
-//! Neither trusts the other's lengths and numbers: messages are bounded by [`super::packet`], and what they hold is checked
-//! before it is used. The worker is the one that may be in a guest's hands.
+//! Neither trusts the other's lengths and numbers: messages are bounded by [`super::packet`], lists as they are read, and what
+//! they hold is checked before it is used. The worker is the one that may be in a guest's hands.
 
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use hayfork_devices::bounded::at_most;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::backend::{
     BackendError, ExitKind, ExitReport, HostMemory, MAX_COMMAND_LINE, MAX_CONSOLE_BYTES, MAX_MEMORY_MIB,
     MAX_VCPUS, ProcessStatus,
 };
 use crate::machine::MachineState;
-use crate::memory::end_of;
+use crate::memory::{MAX_LAYERS, end_of};
 
 /// Most extents of an image: those of RAM of which every other page was written would be more, and are not made.
 const MAX_EXTENTS: usize = 1 << 20;
@@ -74,12 +75,14 @@ pub struct Launch {
     /// Virtual CPUs.
     pub vcpus: u8,
     /// Where the kernel has content.
+    #[serde(deserialize_with = "at_most::<MAX_EXTENTS, _, _>")]
     pub kernel: Vec<Range<u64>>,
     /// Its first instruction.
     pub kernel_entry: u64,
     /// Its end.
     pub kernel_end: u64,
     /// Where the initramfs has content.
+    #[serde(deserialize_with = "at_most::<MAX_EXTENTS, _, _>")]
     pub initramfs: Vec<Range<u64>>,
     /// Bytes of the initramfs.
     pub initramfs_len: u64,
@@ -99,11 +102,21 @@ pub struct Saved {
     /// Bytes of RAM.
     pub ram: u64,
     /// The layers of its memory, lowest first: where each has content.
+    #[serde(deserialize_with = "layers")]
     pub layers: Vec<Vec<Range<u64>>>,
     /// Whether there is a root image.
     pub root: bool,
     /// Bytes of console output to keep.
     pub console_bytes: u64,
+}
+
+/// One layer's extents.
+#[derive(Deserialize)]
+struct Extents(#[serde(deserialize_with = "at_most::<MAX_EXTENTS, _, _>")] Vec<Range<u64>>);
+
+fn layers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<Range<u64>>>, D::Error> {
+    let layers = at_most::<MAX_LAYERS, Extents, _>(deserializer)?;
+    Ok(layers.into_iter().map(|layer| layer.0).collect())
 }
 
 /// A machine to be made of another.
@@ -112,6 +125,7 @@ pub struct Restore {
     /// [`Saved`], as bytes: owners hand on what they got.
     pub saved: Vec<u8>,
     /// Pages to be made ahead.
+    #[serde(deserialize_with = "at_most::<MAX_EXTENTS, _, _>")]
     pub working_set: Vec<Range<u64>>,
 }
 
@@ -127,7 +141,7 @@ pub enum Answer {
     /// [`Saved`], as bytes. Descriptors: the layers, and the root image if there is one.
     Captured(Vec<u8>),
     /// Guest addresses.
-    WorkingSet(Vec<Range<u64>>),
+    WorkingSet(#[serde(deserialize_with = "at_most::<MAX_EXTENTS, _, _>")] Vec<Range<u64>>),
     /// It failed.
     Failed(Failure),
 }
@@ -225,7 +239,7 @@ impl Saved {
     pub fn validate(&self) -> Result<(), Impossible> {
         check_ram(self.ram)?;
         self.state.check().map_err(Impossible)?;
-        check((1..=crate::memory::MAX_LAYERS).contains(&self.layers.len()), "number of layers")?;
+        check((1..=MAX_LAYERS).contains(&self.layers.len()), "number of layers")?;
         self.layers.iter().try_for_each(|layer| check_ranges(layer, end_of(self.ram)))?;
         check_console(self.console_bytes)
     }

@@ -27,6 +27,8 @@ use super::connection::{Core, Due, GuestEnd, PortPair};
 use super::credit::{ReceiveWindow, SendWindow};
 use super::device::{VsockDevice, VsockError};
 use super::event::Token;
+use crate::bounded::at_most;
+
 use super::host::{Connector, HostSocket};
 use super::muxer::Reset;
 use super::packet::SHUTDOWN_BOTH;
@@ -36,6 +38,9 @@ pub use connection::{GuestEnd as ConnectionPhase, PortPair as ConnectionPorts};
 
 /// Version of the structures in this file. Another version is not read.
 pub const STATE_VERSION: u32 = 1;
+
+/// Connections, and resets, that are read at most: any device's limit is below that, and is looked at when it takes them.
+const MOST: usize = 1 << 16;
 
 /// A vsock device at rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,8 +56,10 @@ pub struct VsockState {
     /// Host port that the next connection of the host takes.
     pub next_host_port: u32,
     /// Connections, oldest first.
+    #[serde(deserialize_with = "at_most::<MOST, _, _>")]
     pub connections: Vec<ConnectionState>,
     /// Resets owed for packets without a connection.
+    #[serde(deserialize_with = "at_most::<MOST, _, _>")]
     pub resets: Vec<ResetState>,
 }
 

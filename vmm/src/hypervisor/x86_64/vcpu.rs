@@ -1,5 +1,6 @@
 //! A virtual CPU as a whole, and setting parts of one before the first run.
 
+use hayfork_devices::bounded::at_most;
 use serde::{Deserialize, Serialize};
 
 use super::{DebugRegisters, ExtendedControlRegister, Registers, SystemRegisters};
@@ -141,14 +142,19 @@ pub struct PendingEvents {
     pub valid: u32,
 }
 
+/// The most entries that a processor's lists have: KVM takes no more of CPUID, and knows some 150 registers.
+pub(crate) const MAX_ENTRIES: usize = 1024;
+
 /// Everything that makes up a virtual CPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuState {
     /// What CPUID returns.
+    #[serde(deserialize_with = "at_most::<MAX_ENTRIES, _, _>")]
     pub cpuid: Vec<CpuidEntry>,
     /// Frequency of the time stamp counter in kHz.
     pub tsc_khz: u32,
     /// Model-specific registers.
+    #[serde(deserialize_with = "at_most::<MAX_ENTRIES, _, _>")]
     pub msrs: Vec<Msr>,
     /// General registers.
     pub registers: Registers,
@@ -157,6 +163,7 @@ pub struct VcpuState {
     /// Floating-point and vector registers: an XSAVE area in standard format (SDM volume 1, 13.4), at least 4 KiB.
     pub xsave: Vec<u8>,
     /// XCR0 and its like.
+    #[serde(deserialize_with = "at_most::<MAX_ENTRIES, _, _>")]
     pub xcrs: Vec<ExtendedControlRegister>,
     /// Debug registers.
     pub debug: DebugRegisters,

@@ -50,6 +50,11 @@ pub fn examine<S: Source>(file: &Admitted<S>) -> Result<(), BackendError> {
 
 /// The state of a small machine that never ran, with `ram` bytes of RAM.
 pub fn sample(ram: u64) -> Vec<u8> {
+    postcard::to_allocvec(&Saved { ram, console_bytes: 4096, machine: machine() }).unwrap_or_default()
+}
+
+/// Processors and devices of a small machine that never ran.
+pub(crate) fn machine() -> MachineState {
     let vcpu = VcpuState {
         cpuid: vec![CpuidEntry::default(); 3],
         tsc_khz: 2_000_000,
@@ -76,7 +81,7 @@ pub fn sample(ram: u64) -> Vec<u8> {
         queue_sel: 0,
         queues: Vec::new(),
     };
-    let machine = MachineState {
+    MachineState {
         version: STATE_VERSION,
         vcpus: vec![vcpu],
         interrupt_chip: InterruptChipState::default(),
@@ -113,6 +118,5 @@ pub fn sample(ram: u64) -> Vec<u8> {
                 input: Vec::new(),
             },
         },
-    };
-    postcard::to_allocvec(&Saved { ram, console_bytes: 4096, machine }).unwrap_or_default()
+    }
 }

@@ -2,6 +2,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::*;
 
@@ -134,6 +135,8 @@ fn refused_messages_leave_no_descriptor_open() {
 fn every_sample_of_the_fuzz_target_is_a_message() {
     let samples = crate::worker::testing::samples().unwrap();
     assert!(samples.iter().all(|sample| crate::worker::testing::examine(sample)));
+    // Its machine is one that is looked at to the end.
+    crate::worker::testing::saved().validate().unwrap();
     let inline = crate::worker::testing::receive(&[&[INLINE], &samples[0][..]].concat(), None, false);
     assert_eq!(inline.unwrap(), samples[0]);
     let header = [&[IN_MEMORY], &(samples[0].len() as u64).to_le_bytes()[..]].concat();
@@ -154,7 +157,6 @@ fn a_full_table_is_not_the_other_side_s_fault_and_many_descriptors_are() {
         assert!(output.status.success(), "{output:?}");
         return;
     }
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let (here, there) = pair();
     let (pipe, _writer) = std::io::pipe().unwrap();
     let free = File::open("/dev/null").unwrap();

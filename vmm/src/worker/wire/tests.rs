@@ -112,3 +112,26 @@ fn ends_keep_their_kind() {
         assert_eq!(End::of(report.clone()).into_report(), report);
     }
 }
+
+#[test]
+fn lists_are_not_read_beyond_what_can_be() {
+    let range = 0..crate::memory::PAGE;
+    let bytes = |working_set| packet::encode(&Restore { saved: Vec::new(), working_set }).unwrap();
+    packet::decode::<Restore>(&bytes(vec![range.clone(); MAX_EXTENTS])).unwrap();
+    packet::decode::<Restore>(&bytes(vec![range.clone(); MAX_EXTENTS + 1])).unwrap_err();
+    let answer = |count| packet::encode(&Answer::WorkingSet(vec![range.clone(); count])).unwrap();
+    packet::decode::<Answer>(&answer(MAX_EXTENTS)).unwrap();
+    packet::decode::<Answer>(&answer(MAX_EXTENTS + 1)).unwrap_err();
+    // Of many that are empty, which take 1 byte here and 24 there.
+    let good = crate::worker::testing::saved();
+    let mut saved = packet::decode::<Saved>(&packet::encode(&good).unwrap()).unwrap();
+    assert_eq!(saved, good);
+    saved.layers = vec![Vec::new(); MAX_LAYERS + 1];
+    packet::decode::<Saved>(&packet::encode(&saved).unwrap()).unwrap_err();
+    let mut saved = good.clone();
+    saved.state.vcpus = vec![saved.state.vcpus[0].clone(); 33];
+    packet::decode::<Saved>(&packet::encode(&saved).unwrap()).unwrap_err();
+    let mut saved = good;
+    saved.state.vcpus[0].msrs = vec![crate::hypervisor::x86_64::Msr { index: 1, value: 1 }; 1025];
+    packet::decode::<Saved>(&packet::encode(&saved).unwrap()).unwrap_err();
+}

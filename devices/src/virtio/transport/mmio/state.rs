@@ -16,11 +16,15 @@ use super::registers::{
     is_possible,
 };
 use super::{MmioDevice, Notification, Queues};
+use crate::bounded::at_most;
 use crate::virtio::device::{FeatureError, VirtioDevice, check_features};
 use crate::virtio::queue::{ActiveQueue, QueueError, QueueRegisters, QueueState};
 
 /// Version of [`MmioState`]. Another version is not read.
 pub const STATE_VERSION: u32 = 1;
+
+/// Queues that are read at most; no device here has more than three.
+const MOST_QUEUES: usize = 64;
 
 /// The transport of a device at rest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +50,7 @@ pub struct MmioState {
     /// QueueSel.
     pub queue_sel: u32,
     /// Queues in their order.
+    #[serde(deserialize_with = "at_most::<MOST_QUEUES, _, _>")]
     pub queues: Vec<QueueState>,
 }
 
