@@ -31,7 +31,7 @@ fn file_rights(version: u32) -> u32 {
 }
 
 /// Denies this thread, and those that it makes, everything that Landlock can deny. Gives the kernel's version of Landlock; `None`
-/// if it has none, or has it switched off.
+/// if it has none, has it switched off, or a filter of the process's surroundings keeps it from being asked.
 pub(super) fn deny_all() -> io::Result<Option<u32>> {
     // SAFETY: with this flag the call takes no memory, and gives a number.
     let version = unsafe {
@@ -45,7 +45,8 @@ pub(super) fn deny_all() -> io::Result<Option<u32>> {
     let Ok(version) = u32::try_from(version) else {
         let error = io::Error::last_os_error();
         return match Errno::from_io_error(&error) {
-            Some(Errno::NOSYS | Errno::OPNOTSUPP) => Ok(None),
+            // The last where a container's filter answers in the kernel's place: then there is none here.
+            Some(Errno::NOSYS | Errno::OPNOTSUPP | Errno::PERM) => Ok(None),
             _ => Err(error),
         };
     };
