@@ -258,8 +258,8 @@ pub trait Machine: Send {
     /// of what it did since. Its agent's stream ends, and [`Machine::take_channel`] gives a new one.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`]; the machine has ended, was not made by a restore, or the host refuses something. In each
-    /// case but the first it has ended then.
+    /// [`BackendError::Unsupported`] if the backend cannot do it, or this machine was not made by a restore; then it goes on. In
+    /// each other case it has ended: before, or because the host refused something on the way.
     fn reset(&mut self) -> Result<(), BackendError> {
         Err(BackendError::Unsupported { what: "a machine cannot be used again" })
     }

@@ -67,7 +67,11 @@ impl Folder {
 
     /// Notes a name that goes away with the folder.
     fn holds(&self, name: &'static str) {
-        self.files.borrow_mut().push(name);
+        let mut files = self.files.borrow_mut();
+        // A file is made once, also where it is made sure of again.
+        if !files.contains(&name) {
+            files.push(name);
+        }
     }
 
     fn fifo(&self, name: &'static str, mode: u32) -> Result<()> {

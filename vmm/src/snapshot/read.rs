@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::fs::{MemfdFlags, OFlags, ftruncate, memfd_create};
 
@@ -157,7 +158,7 @@ impl<S: Source> SnapshotFile<S> {
         if self.state_kind() != kind {
             return Err(self.reader.corrupt("it has another backend's state"));
         }
-        Ok(Admitted { reader: self.reader, about: self.about })
+        Ok(Admitted { reader: self.reader, about: self.about, extents: OnceLock::new() })
     }
 }
 
@@ -166,6 +167,8 @@ impl<S: Source> SnapshotFile<S> {
 pub struct Admitted<S = File> {
     reader: Reader<S>,
     about: Vec<u8>,
+    /// Length of the memory and its extents, which the memory and the working set are read by.
+    extents: OnceLock<(u64, Vec<Range<u64>>)>,
 }
 
 /// The memory of a saved machine, read and compared with its digest.
@@ -205,7 +208,7 @@ impl<S: Source> Admitted<S> {
     pub fn working_set(&self) -> Result<Vec<Range<u64>>, SnapshotError> {
         let bytes = self.reader.section(Kind::WorkingSet)?;
         let (length, _) = self.extents()?;
-        format::read_runs(&bytes, length).ok_or_else(|| self.reader.corrupt("its working set is none"))
+        format::read_runs(&bytes, *length).ok_or_else(|| self.reader.corrupt("its working set is none"))
     }
 
     /// Reads the memory into a memfd with that name, which appears in /proc only.
@@ -214,6 +217,7 @@ impl<S: Source> Admitted<S> {
     /// It is damaged or cannot be read, or this host has no memory for it.
     pub fn memory(&self, name: &str) -> Result<LoadedMemory, SnapshotError> {
         let (length, extents) = self.extents()?;
+        let (length, extents) = (*length, extents.clone());
         let section = self.reader.header.section(|kind| kind == Kind::Memory);
         if extents.iter().map(|run| run.end - run.start).sum::<u64>() != section.length {
             return Err(self.reader.corrupt("its memory is not as long as it says"));
@@ -242,9 +246,15 @@ impl<S: Source> Admitted<S> {
         Ok(LoadedMemory { memory: memory.into(), length, extents })
     }
 
-    fn extents(&self) -> Result<(u64, Vec<Range<u64>>), SnapshotError> {
+    fn extents(&self) -> Result<&(u64, Vec<Range<u64>>), SnapshotError> {
+        if let Some(extents) = self.extents.get() {
+            return Ok(extents);
+        }
         let bytes = self.reader.section(Kind::Extents)?;
-        format::read_extents(&bytes).ok_or_else(|| self.reader.corrupt("its table of pages is none"))
+        let extents =
+            format::read_extents(&bytes).ok_or_else(|| self.reader.corrupt("its table of pages is none"))?;
+        // Who came first read the same.
+        Ok(self.extents.get_or_init(|| extents))
     }
 }
 

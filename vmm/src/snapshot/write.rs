@@ -63,7 +63,10 @@ pub struct Memory<'a> {
 /// # Errors
 /// Something is too long, or the file system refuses. What was at `path` is there still, and nothing else is left.
 pub fn write(path: &Path, contents: &Contents<'_>) -> Result<(), SnapshotError> {
-    let identity = postcard::to_allocvec(contents.identity).unwrap_or_default();
+    let failed =
+        |what| move |source: io::Error| SnapshotError::Unwritable { path: path.to_path_buf(), what, source };
+    let identity = postcard::to_allocvec(contents.identity)
+        .map_err(|error| failed("encoding the identity")(io::Error::other(error)))?;
     let working_set = working_set(contents.working_set, contents.memory.length);
     let too_long = [
         ("memory", contents.memory.length, MAX_MEMORY),
@@ -74,8 +77,6 @@ pub fn write(path: &Path, contents: &Contents<'_>) -> Result<(), SnapshotError> 
     if let Some((what, given, most)) = too_long.into_iter().find(|(_, given, most)| given > most) {
         return Err(SnapshotError::TooLong { what, given, most });
     }
-    let failed =
-        |what| move |source: io::Error| SnapshotError::Unwritable { path: path.to_path_buf(), what, source };
     let aside = Aside::create(path).map_err(failed("making a file"))?;
     let writing = failed("writing");
     let (memory, runs) = Pages::copy(&aside.file, &contents.memory).map_err(&writing)?;

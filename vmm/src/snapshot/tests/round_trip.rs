@@ -199,6 +199,7 @@ fn every_error_has_a_code_and_a_remedy() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init)] // Lists of ranges, of one too.
 fn memory_whose_pieces_do_not_fit_is_not_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("saved");
