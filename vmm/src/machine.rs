@@ -87,6 +87,8 @@ pub struct Machine<V: Vm> {
     console_bytes: usize,
     console: Arc<Console>,
     killed: AtomicBool,
+    /// [`HostFacts::is_shadowed`](crate::hypervisor::HostFacts::is_shadowed) of its host.
+    is_shadowed: bool,
     channel: Option<UnixStream>,
     /// What takes long to drop; gone once the machine was taken apart.
     slow: Option<(Arc<V>, GuestRam)>,
@@ -145,7 +147,8 @@ where
         };
         let Blueprint { root, console_bytes, .. } = blueprint;
         let root = root.map(Arc::new);
-        let made = Self::assemble(vm, ram, Parts { root, console_bytes, saved: None, agent }, count, setup)?;
+        let parts = Parts { root, console_bytes, saved: None, agent, is_shadowed: facts.is_shadowed };
+        let made = Self::assemble(vm, ram, parts, count, setup)?;
         made.go()?;
         Ok(made)
     }
@@ -158,6 +161,7 @@ struct Parts<'a> {
     saved: Option<&'a DevicesState>,
     /// The device's end of the agent's stream, where somebody else has the other one.
     agent: Option<UnixStream>,
+    is_shadowed: bool,
 }
 
 impl<V: Vm> Machine<V> {
@@ -172,7 +176,7 @@ impl<V: Vm> Machine<V> {
     where
         S: Fn(u8, &mut V::Vcpu) -> Result<(), HypervisorError> + Send + Sync + 'static,
     {
-        let Parts { root, console_bytes, saved, agent } = parts;
+        let Parts { root, console_bytes, saved, agent, is_shadowed } = parts;
         let console = Arc::new(Console::new(console_bytes));
         let disk = root.as_ref().map(|root| root.try_clone()).transpose();
         let disk =
@@ -189,6 +193,7 @@ impl<V: Vm> Machine<V> {
             console_bytes,
             console,
             killed: AtomicBool::new(false),
+            is_shadowed,
             channel,
             slow: Some((vm, ram)),
         })

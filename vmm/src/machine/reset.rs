@@ -31,25 +31,26 @@ use crate::hypervisor::{HypervisorError, MappedRegion, Vcpu, Vm};
 
 impl<V: Vm> Machine<V> {
     /// Makes it what [`Machine::resume_from`] would make of `template`, which must be the one that it was made of.
-    /// `is_shadowed` as in [`HostFacts`](crate::hypervisor::HostFacts::is_shadowed).
+    /// Its owner's stream to the agent ends, and [`Machine::take_channel`] has the new one.
     ///
     /// # Errors
     /// It has ended, was made of something else, or the host refuses something. Then it has ended, or is about to.
-    pub fn reset_to(&mut self, template: &Template, is_shadowed: bool) -> Result<(), BackendError> {
-        let done = self.try_reset(template, is_shadowed);
+    pub fn reset_to(&mut self, template: &Template) -> Result<(), BackendError> {
+        let done = self.try_reset(template);
         if done.is_err() {
             self.kill();
         }
         done
     }
 
-    fn try_reset(&mut self, template: &Template, is_shadowed: bool) -> Result<(), BackendError> {
+    fn try_reset(&mut self, template: &Template) -> Result<(), BackendError> {
         // Its owner has no business with this guest any more.
         self.channel = None;
         self.rest()?;
         let forgotten = self.vcpus.on_each(|_, vcpu| vcpu.forget()).map_err(vcpu_error)?;
         forgotten.into_iter().collect::<Result<(), HypervisorError>>()?;
 
+        let is_shadowed = self.is_shadowed;
         let (vm, ram) = self.slow.as_mut().ok_or(BackendError::Killed)?;
         if !ram.base().is_some_and(|base| Arc::ptr_eq(base, template.memory())) {
             return Err(prepare(OtherTemplate));

@@ -62,7 +62,8 @@ impl<V: Vm> Shell<V> {
         }
         vm.create_interrupt_chip()?;
         let (root, console_bytes) = (template.root.clone(), template.console_bytes);
-        let parts = Parts { root, console_bytes, saved: Some(&state.devices), agent };
+        let is_shadowed = hypervisor.facts().is_shadowed;
+        let parts = Parts { root, console_bytes, saved: Some(&state.devices), agent, is_shadowed };
         let machine = Machine::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
         Ok(Self { machine, state: Arc::clone(state) })
     }

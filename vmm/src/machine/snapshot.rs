@@ -197,7 +197,9 @@ impl<V: Vm> Machine<V> {
         Shell::with_ram(hypervisor, template, agent, |ram| ram.populate(&template.working_set))?.start()
     }
 
-    /// The same, for a machine of which [`Machine::working_set`] is asked later.
+    /// The same, for a machine of which [`Machine::working_set`] is asked later. Its pages are not made ahead, so that those that it
+    /// uses can be told; and come in one by one where those that it only reads count as well, which is where page tables are kept by
+    /// software.
     ///
     /// # Errors
     /// As [`Machine::resume_from`].
@@ -205,7 +207,13 @@ impl<V: Vm> Machine<V> {
     where
         H: Hypervisor<Vm = V>,
     {
-        Shell::with_ram(hypervisor, template, None, GuestRam::observe)?.start()
+        let is_shadowed = hypervisor.facts().is_shadowed;
+        let prepare_ram = |ram: &mut GuestRam| {
+            if is_shadowed {
+                ram.observe();
+            }
+        };
+        Shell::with_ram(hypervisor, template, None, prepare_ram)?.start()
     }
 
     /// Gives interrupt chip, clock and processors their state, and lets everything go. Memory and devices have theirs, and all
@@ -227,13 +235,14 @@ impl<V: Vm> Machine<V> {
     }
 
     /// Guest addresses of pages that a machine like this one should have ahead, by what this one has used since it was made; see
-    /// [`working_set`]. `is_shadowed`: the hypervisor keeps the processor's page tables by software.
+    /// [`working_set`].
     ///
     /// # Errors
     /// The machine has been taken apart, or the kernel does not say.
-    pub fn working_set(&self, is_shadowed: bool) -> Result<Vec<Range<u64>>, BackendError> {
+    pub fn working_set(&self) -> Result<Vec<Range<u64>>, BackendError> {
         let (_, ram) = self.slow.as_ref().ok_or(BackendError::Killed)?;
-        if is_shadowed && ram.is_observed() {
+        // Only a machine on such a host is.
+        if ram.is_observed() {
             let (touched, written) = (ram.touched().map_err(memory)?, ram.written(0).map_err(memory)?);
             Ok(working_set::of(&touched, &written, ram.len()))
         } else {

@@ -11,7 +11,6 @@ use crate::backend::{
     BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
     Template as BackendTemplate,
 };
-use crate::hypervisor::Hypervisor;
 use crate::hypervisor::kvm::KvmVm;
 use crate::machine::{Machine, Template};
 
@@ -93,12 +92,11 @@ impl BackendMachine for MonitorMachine {
         if let Some(report) = self.machine.report() {
             return Err(report.into_error());
         }
-        self.machine.reset_to(origin, self.ready.hypervisor.facts().is_shadowed)
+        self.machine.reset_to(origin)
     }
 
     fn working_set(&self) -> Vec<Range<u64>> {
-        let is_shadowed = self.ready.hypervisor.facts().is_pvm;
-        if self.is_ours() { self.machine.working_set(is_shadowed).unwrap_or_default() } else { Vec::new() }
+        if self.is_ours() { self.machine.working_set().unwrap_or_default() } else { Vec::new() }
     }
 
     /// The machine's own structures are not told apart from the rest of this process: some 100 KiB of stacks and buffers.

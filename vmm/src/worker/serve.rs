@@ -62,6 +62,7 @@ fn serve() -> Result<(), ServeError> {
     }
     confine::prepare()?;
     let hypervisor = KvmHypervisor::open().map_err(BackendError::from)?;
+    // While there are the rights to: what is open is read without any.
     memory::keep_open().map_err(ServeError::Memory)?;
     let stdin = std::io::stdin();
     let owner = stdin.as_fd();
@@ -137,7 +138,7 @@ impl<'a> Worker<'a> {
             Request::HostMemory => Answer::HostMemory(
                 self.machine.resident().map(|resident| (resident.rest, resident.own, resident.shared)),
             ),
-            Request::WorkingSet => Answer::WorkingSet(self.machine.working_set(false).unwrap_or_default()),
+            Request::WorkingSet => Answer::WorkingSet(self.machine.working_set().unwrap_or_default()),
             Request::Capture => match self.machine.capture() {
                 Ok(template) => return self.give(&template),
                 Err(error) => Answer::Failed(Failure::of(&error)),

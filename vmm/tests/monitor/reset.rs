@@ -9,7 +9,6 @@ use hayfork_vmm::backend::{Backend, BackendError, MIN_MEMORY_MIB};
 use hayfork_vmm::boot::kernel::Kernel;
 use hayfork_vmm::hypervisor::kvm::{KvmHypervisor, KvmVm};
 use hayfork_vmm::hypervisor::x86_64::VcpuState;
-use hayfork_vmm::hypervisor::{HostFacts, Hypervisor};
 use hayfork_vmm::machine::{Blueprint, DevicesState, Template};
 use hayfork_vmm::memory::{PAGE, SealedImage};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
@@ -95,16 +94,12 @@ impl Bench {
         Some(Self { hypervisor, template: template.with_working_set(pages), _host: host })
     }
 
-    fn facts(&self) -> &HostFacts {
-        self.hypervisor.facts()
-    }
-
     fn restore(&self) -> Machine {
         Machine::resume_from(&self.hypervisor, &self.template).unwrap()
     }
 
     fn reset(&self, machine: &mut Machine) {
-        machine.reset_to(&self.template, self.facts().is_shadowed).unwrap();
+        machine.reset_to(&self.template).unwrap();
     }
 }
 
@@ -252,6 +247,6 @@ fn what_is_no_restored_machine_that_runs_is_not_reset() {
     // One of another template ends instead of becoming a mixture of both.
     let (Some(one), Some(other)) = (Bench::new(), Bench::new()) else { return };
     let mut machine = one.restore();
-    assert!(machine.reset_to(&other.template, one.facts().is_shadowed).is_err());
+    assert!(machine.reset_to(&other.template).is_err());
     wait_for(PATIENCE, "its end", || machine.report().is_some());
 }
