@@ -100,6 +100,23 @@ impl Slot {
         }
     }
 
+    /// What the machine died of. Blocks while it is being kept, asked or killed.
+    fn exit_error(&self) -> BackendError {
+        match &*lock(&self.state) {
+            State::Alive(machine) => machine.try_exit().map_or_else(
+                // It said that it had exited, and then did not say how.
+                || BackendError::Exited {
+                    status: ProcessStatus::Unknown,
+                    stderr_tail: String::new(),
+                    console_tail: machine.console_tail(),
+                },
+                ExitReport::into_error,
+            ),
+            State::Dead(Some(report)) => report.clone().into_error(),
+            State::Dead(None) => BackendError::Killed,
+        }
+    }
+
     /// Kills the machine, if it lives, and waits until it is gone.
     fn kill(&self) {
         let mut state = lock(&self.state);
@@ -273,22 +290,11 @@ impl Vm {
         }
     }
 
-    /// What the machine died of.
-    pub(crate) fn exit_error(&self) -> BackendError {
-        match self.slot.state.try_lock().as_deref() {
-            Ok(State::Alive(machine)) => machine.try_exit().map_or_else(
-                // It said that it had exited, and then did not say how.
-                || BackendError::Exited {
-                    status: ProcessStatus::Unknown,
-                    stderr_tail: String::new(),
-                    console_tail: machine.console_tail(),
-                },
-                ExitReport::into_error,
-            ),
-            Ok(State::Dead(Some(report))) => report.clone().into_error(),
-            // Somebody is killing it at this moment.
-            _ => BackendError::Killed,
-        }
+    /// What the machine died of. Waits for whoever is at it: one who keeps it, asks it or kills it.
+    pub(crate) async fn exit_error(&self) -> BackendError {
+        let slot = Arc::clone(&self.slot);
+        // A runtime that ends kills its machines.
+        tokio::task::spawn_blocking(move || slot.exit_error()).await.unwrap_or(BackendError::Killed)
     }
 
     /// Has the machine killed, in the background.

@@ -48,6 +48,8 @@ pub(crate) struct FakeBackend {
     capabilities: Capabilities,
     /// Whether its machines can be kept, and how many were made of kept ones.
     keeps: bool,
+    /// How long that takes.
+    pub(crate) keeping: Duration,
     pub(crate) restored: Arc<AtomicUsize>,
     /// Times that something was to be made ahead for the next restore.
     pub(crate) prepared: Arc<AtomicUsize>,
@@ -65,6 +67,7 @@ impl FakeBackend {
             killed: Arc::default(),
             capabilities: Capabilities::new("fake", "threads".into(), Accelerator::Tcg),
             keeps: false,
+            keeping: Duration::ZERO,
             restored: Arc::default(),
             prepared: Arc::default(),
             panics_at: 0..0,
@@ -467,6 +470,7 @@ impl Machine for FakeMachine {
     }
 
     fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {
+        thread::sleep(self.backend.keeping);
         if self.backend.keeps {
             Ok(Arc::new(FakeTemplate(self.backend.clone())))
         } else {

@@ -167,7 +167,7 @@ impl Connection {
         tokio::select! {
             ready = parts.exit.readable() => {
                 drop(ready);
-                Err(self.machine_gone())
+                Err(self.machine_gone().await)
             }
             () = parts.mailbox.arrival() => Ok(()),
             ready = parts.stream.readable() => {
@@ -447,7 +447,7 @@ impl Connection {
     }
 
     /// The machine has exited: what it sent before counts, then its end.
-    fn machine_gone(&mut self) -> End {
+    async fn machine_gone(&mut self) -> End {
         let mut buffer = std::mem::take(&mut self.buffer);
         while let Ok(count @ 1..) = self.parts.stream.try_read(&mut buffer) {
             if self.receive(&buffer[..count]).is_err() {
@@ -458,13 +458,13 @@ impl Connection {
         if let Some(reason) = self.parts.mailbox.take().close {
             return End::Closed(reason);
         }
-        End::Died(Arc::new(self.parts.vm.exit_error()))
+        End::Died(Arc::new(self.parts.vm.exit_error().await))
     }
 
     /// The byte stream has ended: the machine is dying, or the guest has let go of it.
     async fn channel_gone(&mut self) -> End {
         let exited = tokio::time::timeout(EXIT_WAIT, self.parts.exit.readable()).await.is_ok();
-        if exited { self.machine_gone() } else { End::Protocol("the agent's channel has ended".into()) }
+        if exited { self.machine_gone().await } else { End::Protocol("the agent's channel has ended".into()) }
     }
 
     /// Tells everybody, and hands the machine over to be killed.

@@ -71,6 +71,25 @@ fn a_machine_that_dies_leaves_the_outcome_of_what_ran_unknown() {
 }
 
 #[test]
+fn a_machine_that_dies_while_it_is_kept_says_of_what() {
+    let backend = FakeBackend::new(|mut guest| {
+        guest.meet()?;
+        std::thread::sleep(Duration::from_millis(200));
+        Some(ExitKind::Panic)
+    });
+    let mut backend = backend.with_templates();
+    backend.keeping = Duration::from_millis(600);
+    let engine = backend.engine();
+    block_on(&engine, async {
+        let sandbox = create(&engine).await;
+        // Whether something was kept is not the question here.
+        let (_, run) = tokio::join!(sandbox.snapshot(), sandbox.execute(code()).collect());
+        let error = run.unwrap_err();
+        assert!(error.to_string().contains("the guest kernel panicked"), "{error}");
+    });
+}
+
+#[test]
 fn an_end_that_was_sent_before_the_death_counts() {
     let backend = FakeBackend::new(|mut guest| {
         guest.meet()?;
