@@ -305,6 +305,13 @@ impl Agent {
                     self.refuse(stream, &Failure { code: FailureCode::Io, message: error.to_string() });
                 }
             }
+            Request::SetClock { wall_clock_ns } => match crate::clock::set_wall_clock(wall_clock_ns) {
+                Ok(()) => self.answer(stream, &Event::Done { bytes: 0 }),
+                Err(errno) => self.refuse(
+                    stream,
+                    &Failure { code: FailureCode::Io, message: format!("set the wall clock: {errno}") },
+                ),
+            },
             request => self.pool.begin(stream, request),
         }
     }

@@ -11,7 +11,7 @@
 //! | `ReadFile` | credit | `File`, file data, its end, `Done` |
 //! | `List` | | `Entries` (several), `Done` |
 //! | `Stat` | | `File` |
-//! | `MakeDir`, `Remove`, `Rename`, `CloseContext`, `Shutdown`, `Renew` | | `Done` |
+//! | `MakeDir`, `Remove`, `Rename`, `CloseContext`, `Shutdown`, `Renew`, `SetClock` | | `Done` |
 //! | `IdleOutput` | credit | output data, `Omitted`, `Done` |
 //! | `Stats` | | `Stats` |
 //!
@@ -216,6 +216,11 @@ pub enum Request {
     /// Gives the guest randomness and an identity of its own. `Done` means that the kernel's generator and the
     /// interpreter of every idle context are renewed; one that runs code is renewed before its next execution.
     Renew(Renew),
+    /// Steps the wall clock, as the preamble's time does: for a guest that has stood still and does not know.
+    SetClock {
+        /// Nanoseconds since 1970, UTC.
+        wall_clock_ns: u64,
+    },
 }
 
 /// What the host says on a stream that already runs.

@@ -77,6 +77,8 @@ impl Qemu {
         let mut capabilities = Capabilities::new(self.name(), description, accelerator);
         capabilities.notes = notes;
         capabilities.place = Place::Qemu;
+        // QEMU stops a guest's clock with its processors (`stop`, `cont`).
+        capabilities.clock_stands = true;
         Ok(checked.insert(Checked { binary, engine, capabilities }).clone())
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hayfork_protocol::message::{Language, Request, User};
 use hayfork_vmm::backend::{HostMemory, Isolation, KernelFlavour, Place};
 
+use crate::connection::handshake;
 use crate::connection::stream::Stream;
 use crate::engine;
 use crate::error::Error;
@@ -165,9 +166,15 @@ impl Sandbox {
         }
         let (engine, slot) = (Arc::clone(&inner.engine), Arc::clone(&inner.wires.slot));
         let shape = self.about.shape.clone();
+        let original = self.clone();
         engine::run_on(&Arc::clone(&engine).handle().clone(), async move {
             let kept = engine.handle().spawn_blocking(move || slot.capture()).await;
             let template = kept.map_err(engine::joined)??;
+            if shape.runs_on.capabilities.clock_stands {
+                let told = handshake::tell_time(|request| original.simple(request));
+                // It may have been told to do something else for ever.
+                let _ = tokio::time::timeout(engine.boot_timeout(), told).await;
+            }
             Ok(Snapshot::new(template, shape, engine))
         })
         .await

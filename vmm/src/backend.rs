@@ -82,6 +82,8 @@ pub struct Capabilities {
     pub isolation: Isolation,
     /// Which process its machines run in.
     pub place: Place,
+    /// Whether the time of a machine stands still while it is [kept](Machine::capture): its guest must be told afterwards.
+    pub clock_stands: bool,
     /// Why this accelerator and no faster one, and what to do about it; one sentence each, empty if all is well.
     pub notes: Vec<String>,
     /// The most virtual CPUs a machine may have here.
@@ -107,6 +109,7 @@ impl Capabilities {
                 Accelerator::Kvm => Place::ThisProcess,
                 Accelerator::Tcg => Place::Qemu,
             },
+            clock_stands: false,
             notes: Vec::new(),
             max_vcpus: MAX_VCPUS,
             max_memory_mib: MAX_MEMORY_MIB,

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use hayfork_protocol::Request;
 use hayfork_protocol::handshake::{GuestHello, HostHello, HostPreamble};
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
@@ -141,10 +142,32 @@ fn preamble() -> Result<HostPreamble, Error> {
     let mut entropy = [0; 32];
     random(&mut nonce)?;
     random(&mut entropy)?;
+    Ok(HostPreamble::new(nonce, &HostHello::new(wall_clock_ns(), entropy)))
+}
+
+/// Tells a guest whose time has stood still what time it is, as the preamble does. `request` does a request and waits for its
+/// end. Gives up where a guest refuses: a clock that is behind is better than no sandbox.
+pub(crate) async fn tell_time<F>(request: impl Fn(Request) -> F)
+where
+    F: Future<Output = Result<(), Error>>,
+{
+    for _ in 0..TELLINGS {
+        let made = Instant::now();
+        let told = request(Request::SetClock { wall_clock_ns: wall_clock_ns() }).await;
+        if let Err(error) = &told {
+            tracing::debug!(code = error.code(), %error, "a guest was not told the time");
+        }
+        if told.is_err() || made.elapsed() <= FRESH {
+            return;
+        }
+    }
+}
+
+/// The host's wall clock, in nanoseconds since 1970.
+fn wall_clock_ns() -> u64 {
     // A clock before 1970 is as good as none.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
-    Ok(HostPreamble::new(nonce, &HostHello::new(now, entropy)))
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Fills `bytes` from the kernel's random numbers.

@@ -97,7 +97,8 @@ impl Ledger {
             | Request::Rename { .. }
             | Request::CloseContext { .. }
             | Request::Shutdown
-            | Request::Renew(_) => {}
+            | Request::Renew(_)
+            | Request::SetClock { .. } => {}
         }
         ledger
     }
