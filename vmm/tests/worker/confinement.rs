@@ -119,6 +119,9 @@ fn every_call_that_is_not_on_the_list_kills() {
     }
 }
 
+/// ioctl_tty(2). C libraries differ in its type.
+const TIOCSTI: u64 = 0x5412;
+
 #[test]
 fn calls_with_other_arguments_kill() {
     let clone_process = arg(libc::SIGCHLD);
@@ -132,7 +135,7 @@ fn calls_with_other_arguments_kill() {
         ("a signal to another process", libc::SYS_tgkill, [1, 1, 0, 0, 0, 0]),
         ("becoming dumpable", libc::SYS_prctl, [arg(libc::PR_SET_DUMPABLE), 1, 0, 0, 0, 0]),
         ("outliving the parent", libc::SYS_prctl, [arg(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0]),
-        ("typing into a terminal", libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0, 0, 0]),
+        ("typing into a terminal", libc::SYS_ioctl, [0, TIOCSTI, 0, 0, 0, 0]),
         ("a device of KVM", libc::SYS_ioctl, [9, 0xc00c_aee0, 0, 0, 0, 0]),
         ("a capability of KVM", libc::SYS_ioctl, [9, 0x4068_aea3, 0, 0, 0, 0]),
         ("nested guests' state", libc::SYS_ioctl, [9, 0x4080_aebf, 0, 0, 0, 0]),

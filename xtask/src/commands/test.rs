@@ -77,7 +77,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let mut command = Command::new(bin.join("pytest"));
         command.args(["-q", "tests/rig/tests"]).env("PYTHONPATH", rig::folder(&context.tree));
         runner(&context, &mut tally, "rig's own", &mut command)?;
-        rig::test(&context, &mut tally)?;
+        // What does not compile for the rig, or a rig that cannot be had, is this layer's failure and not the others' end.
+        if let Err(error) = rig::test(&context, &mut tally) {
+            println!("rig: {error:#}");
+            tally.check("rig", false);
+        }
     }
     if wanted(Layer::Fuzz) {
         fuzz::smoke(&context, &mut tally)?;
