@@ -15,6 +15,7 @@
 
 pub(crate) mod admission;
 mod keeper;
+mod lull;
 mod shelf;
 mod template;
 
@@ -32,6 +33,7 @@ use crate::guest::Guest;
 use crate::named::FileId;
 use crate::start::RunsOn;
 
+use self::lull::Lull;
 pub(crate) use self::shelf::Shelf;
 use self::template::Making;
 pub(crate) use self::template::{LanguageTemplate, warm_up, warm_up_code};
@@ -100,6 +102,7 @@ struct State {
     /// Times that a machine was asked for.
     asked: u64,
     used: Option<Instant>,
+    lull: Lull,
     /// There are tasks that keep the stock.
     kept: bool,
     closed: bool,
@@ -119,6 +122,7 @@ impl Line {
         while let Some(Stocked { guest, runs_on, .. }) = state.ready.pop_front() {
             self.tell(&state);
             if guest.is_alive() {
+                state.lull.taken(Instant::now());
                 return Find::Ready(Box::new((guest, runs_on)));
             }
             tracing::warn!(id = guest.id, "a machine of the pool has died and is replaced");

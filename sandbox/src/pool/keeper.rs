@@ -1,6 +1,7 @@
 //! The tasks that keep a line's stock filled.
 //!
 //! Each makes one guest after the other as long as there are fewer than wanted, then warms up those that are there, then waits.
+//! What callers take is made up for in a [lull](super::lull).
 //! They do not keep the engine alive.
 //! What fails is tried again after a while, which grows.
 
@@ -59,6 +60,7 @@ impl<'a> Work<'a> {
             state.coming += 1;
             return Some(Self::Make(Coming(line)));
         }
+        state.lull.full();
         // The cold ones are at the back.
         let is_cold = state.ready.back().is_some_and(|stocked| !stocked.is_warm);
         let cold = if is_cold { state.ready.pop_back() } else { None }?;
@@ -95,8 +97,16 @@ async fn keep(engine: Weak<engine::Inner>, line: Arc<Line>) {
         let notified = line.wanted.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
-        if lock(&line.state).closed {
-            return;
+        let lull = {
+            let state = lock(&line.state);
+            if state.closed {
+                return;
+            }
+            state.lull.until(Instant::now())
+        };
+        if let Some(until) = lull {
+            let _ = tokio::time::timeout_at(until, notified).await;
+            continue;
         }
         let Some(work) = Work::find(&line) else {
             notified.await;
