@@ -38,6 +38,11 @@ pub(crate) struct Options {
     /// Only these layers.
     #[arg(value_enum)]
     layers: Vec<Layer>,
+
+    /// In worker processes too, run everything: what a guest does with its code is the same there, so usually only tests of
+    /// machines and their lives run.
+    #[arg(long)]
+    whole: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -50,6 +55,13 @@ enum Layer {
     Guest,
     Behaviours,
 }
+
+/// Tests with guests in worker processes: those of machines, of what they are made of, and of their ends.
+const OF_MACHINES: &str = "binary(machines) + binary(paused)";
+
+/// The same of the public API.
+const MACHINE_BEHAVIOURS: [&str; 8] =
+    ["endings", "engine", "forks", "isolation", "pause", "pool", "templates", "workers"];
 
 /// Carries the command out.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -89,15 +101,24 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if wanted(Layer::Guest) || wanted(Layer::Behaviours) {
         let set = images::needed()?;
         for (turn, (backend, isolation)) in backends().into_iter().enumerate() {
+            let all = options.whole || isolation != "worker";
             if wanted(Layer::Guest) {
                 // Tests of what is not behind the choice of a backend run once.
                 let mut command = cargo_test(true, if turn == 0 { None } else { Some("hayfork-sandbox") });
+                if !all && process::exists("cargo-nextest") {
+                    command.args(["--filterset", OF_MACHINES]);
+                }
                 command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend).env(ISOLATION, isolation);
                 runner(&context, &mut tally, &format!("guest: {backend}, {isolation}"), &mut command)?;
             }
             if wanted(Layer::Behaviours) {
                 let mut command = Command::new(bin.join("pytest"));
-                command.args(["-q", "--reruns", "1", "tests/behaviours"]);
+                command.args(["-q", "--reruns", "1"]);
+                if all {
+                    command.arg("tests/behaviours");
+                } else {
+                    command.args(MACHINE_BEHAVIOURS.map(|of| format!("tests/behaviours/test_{of}.py")));
+                }
                 command.env("HAYFORK_IMAGES_DIR", &set).env(BACKEND, backend).env(ISOLATION, isolation);
                 runner(&context, &mut tally, &format!("behaviours: {backend}, {isolation}"), &mut command)?;
             }
