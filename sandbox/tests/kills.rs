@@ -28,8 +28,10 @@ const LATER: &str = "later";
 const AT_ONCE: usize = 4;
 /// Kills between two later starts, at least, and as a part of all.
 const BETWEEN: (usize, usize) = (8, 25);
-/// The longest life of a process that is to be killed.
+/// The longest life of a process that is to be killed, where machines start at once.
 const LIFE: Duration = Duration::from_secs(5);
+/// The same where they take seconds.
+const LIFE_OF_QEMU: Duration = Duration::from_secs(25);
 /// What a killed process has started must be gone within this time; a loaded host takes a while to take machines apart.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Paused sandboxes that are left for others.
@@ -239,6 +241,10 @@ fn inherited() -> Vec<String> {
     children.unwrap_or_default().split_whitespace().map(name).collect()
 }
 
+fn life() -> Duration {
+    if std::env::var("HAYFORK_BACKEND").is_ok_and(|name| name == "qemu") { LIFE_OF_QEMU } else { LIFE }
+}
+
 fn kill(stage: &Stage, kills: usize, random: &mut Random) -> BTreeMap<String, usize> {
     let mut moments = BTreeMap::new();
     let between = BETWEEN.0.max(kills / BETWEEN.1);
@@ -248,7 +254,7 @@ fn kill(stage: &Stage, kills: usize, random: &mut Random) -> BTreeMap<String, us
             .map(|number| {
                 let output = stage.path(&format!("{number}.out"));
                 let child = stage.start(&random.below(1 << 40).to_string(), &output);
-                let end = Duration::from_millis(random.below(u64::try_from(LIFE.as_millis()).unwrap()));
+                let end = Duration::from_millis(random.below(u64::try_from(life().as_millis()).unwrap()));
                 (Instant::now() + end, child, output)
             })
             .collect();
@@ -287,7 +293,7 @@ fn processes_that_are_killed_at_any_moment_leave_nothing_in_the_way() {
         Ok(seed) => {
             let engine = engine();
             let random = Random::new(seed.parse().unwrap());
-            return block_on_at_most(&engine, 20 * LIFE, live(&engine, random)).unwrap();
+            return block_on_at_most(&engine, 20 * life(), live(&engine, random)).unwrap();
         }
         Err(_) => {}
     }
