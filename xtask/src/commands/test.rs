@@ -22,9 +22,8 @@ use crate::commands::{fuzz, images, lint, runner};
 use crate::context::Context;
 use crate::{host_drivers, process, python, rig};
 
-/// How long one runner may take: several times what the slowest needs on two processors, and so little that one which hangs
-/// leaves the others their time.
-const LIMIT: Duration = Duration::from_secs(25 * 60);
+/// How long one runner may take, building included. Each test has a limit of its own, so this is for a runner that hangs itself.
+const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// After so long the turn in worker processes, the last one, is left out and its absence said: on a host so slow, all others
 /// count more.
