@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hayfork_protocol::message::{self, Env, Language, Request, Status};
-use hayfork_vmm::backend::{MAX_VCPUS, Template};
+use hayfork_protocol::message::{Env, Language, Request, Status};
+use hayfork_vmm::backend::Template;
 use hayfork_vmm::snapshot::{SnapshotFile, remove_leftovers};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ use crate::options::{ExecuteOptions, SandboxOptions, merged};
 use crate::paused::{corrupt, snapshot_error};
 use crate::pool::{Find, warm_up, warm_up_code};
 use crate::sandbox::{Sandbox, StartedFrom};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, known};
 use crate::start::{self, Restore, RunsOn, Shape};
 use crate::store::own_folder;
 
@@ -123,12 +123,9 @@ impl Saved {
     fn parse(about: &[u8], path: &Path) -> Result<(Self, Language), Error> {
         let saved: Option<Self> = serde_json::from_slice(about).ok();
         saved
-            .filter(|saved| {
-                saved.version == VERSION
-                    && (1..=MAX_VCPUS).contains(&saved.vcpus)
-                    && message::validate_env(&saved.env).is_ok()
-            })
-            .and_then(|saved| Language::from_name(&saved.language).map(|language| (saved, language)))
+            .filter(|saved| saved.version == VERSION)
+            .and_then(|saved| Some((known(&saved.language, saved.vcpus, &saved.env)?, saved)))
+            .map(|(language, saved)| (saved, language))
             .ok_or_else(|| corrupt(path, "what was kept with it is not a template of this version"))
     }
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use hayfork_protocol::message::{self, Env, Language};
+use hayfork_protocol::message::{Env, Language};
 use hayfork_vmm::backend::{Capabilities, Template};
 use hayfork_vmm::snapshot::{SnapshotError, SnapshotFile, remove_leftovers};
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::images::locate::cache_directory;
 use crate::reaper::Slot;
 use crate::sandbox::Sandbox;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Snapshot, known};
 use crate::start::{RunsOn, Shape};
 use crate::store::{Lock, own_folder, remove_dead_locks};
 
@@ -112,8 +112,9 @@ impl Saved {
     fn parse(about: &[u8], path: &Path) -> Result<(Self, Language), Error> {
         let saved: Option<Self> = serde_json::from_slice(about).ok();
         saved
-            .filter(|saved| saved.version == VERSION && message::validate_env(&saved.env).is_ok())
-            .and_then(|saved| Language::from_name(&saved.language).map(|language| (saved, language)))
+            .filter(|saved| saved.version == VERSION)
+            .and_then(|saved| Some((known(&saved.language, saved.vcpus, &saved.env)?, saved)))
+            .map(|(language, saved)| (saved, language))
             .ok_or_else(|| {
                 let what = "what was kept with it is not a sandbox of this version";
                 corrupt(path, what)
@@ -361,7 +362,11 @@ impl Sandbox {
                 drop(lock);
                 saved
             });
-            saved.await.map_err(engine::joined)??;
+            let saved = saved.await.map_err(engine::joined)?;
+            if saved.is_err() {
+                this.goes_on().await;
+            }
+            saved?;
             this.gone().await?;
             Ok(id)
         });
@@ -419,9 +424,13 @@ mod tests {
             (read.idle_timeout, language, read.grant_root),
             (saved.idle_timeout, Language::Python, true)
         );
-        for (from, to) in
-            [("\"version\":2", "\"version\":1"), ("python", "cobol"), ("\"A\"", "\"1\""), ("{", "{\"x\":1,")]
-        {
+        for (from, to) in [
+            ("\"version\":2", "\"version\":1"),
+            ("python", "cobol"),
+            ("\"vcpus\":1", "\"vcpus\":0"),
+            ("\"A\"", "\"1\""),
+            ("{", "{\"x\":1,"),
+        ] {
             let error = parse(&text.replacen(from, to, 1)).map(drop).unwrap_err();
             assert_eq!(error.code(), "snapshot_corrupt", "{to}");
         }

@@ -169,15 +169,22 @@ impl Sandbox {
         let original = self.clone();
         engine::run_on(&Arc::clone(&engine).handle().clone(), async move {
             let kept = engine.handle().spawn_blocking(move || slot.capture()).await;
+            original.goes_on().await;
             let template = kept.map_err(engine::joined)??;
-            if shape.runs_on.capabilities.clock_stands {
-                let told = handshake::tell_time(|request| original.simple(request));
-                // It may have been told to do something else for ever.
-                let _ = tokio::time::timeout(engine.boot_timeout(), told).await;
-            }
             Ok(Snapshot::new(template, shape, engine))
         })
         .await
+    }
+
+    /// Its machine goes on after it was kept, or was to be: where its time has stood still, it is told.
+    pub(crate) async fn goes_on(&self) {
+        if let Ok(inner) = self.inner.get()
+            && self.about.shape.runs_on.capabilities.clock_stands
+        {
+            let told = handshake::tell_time(|request| self.simple(request));
+            // An agent that does not answer keeps nobody from what was kept.
+            let _ = tokio::time::timeout(inner.engine.boot_timeout(), told).await;
+        }
     }
 
     /// Makes `count` sandboxes that go on where this one stands: see [`Sandbox::snapshot`]. All or none.

@@ -10,7 +10,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hayfork_vmm::backend::Template;
+use hayfork_protocol::message::{Env, Language, validate_env};
+use hayfork_vmm::backend::{MAX_VCPUS, Template};
 use tokio::time::Instant;
 
 use crate::engine;
@@ -19,6 +20,12 @@ use crate::named::CloneOptions;
 use crate::process::ThisProcess;
 use crate::sandbox::{Sandbox, StartedFrom};
 use crate::start::{Restore, Shape};
+
+/// Looks at what a file says of the sandbox whose machine it holds, and gives the language; `None` if no sandbox can be so.
+pub(crate) fn known(language: &str, vcpus: u8, env: &Env) -> Option<Language> {
+    let can_be = (1..=MAX_VCPUS).contains(&vcpus) && validate_env(env).is_ok();
+    Language::from_name(language).filter(|_| can_be)
+}
 
 /// A sandbox at rest, in memory. Cheap to clone; it needs the original no more.
 #[derive(Clone)]

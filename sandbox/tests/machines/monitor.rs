@@ -36,6 +36,27 @@ fn a_guest_is_killed_at_any_point_of_its_boot(on: &Setup) {
 
 #[test]
 #[ignore = "needs the image set"]
+fn what_was_begun_ahead_is_what_a_restore_gives() {
+    alone("monitor::what_was_begun_ahead_is_what_a_restore_gives", || {
+        let Some(on) = Setup::monitor() else { return };
+        let mut original = on.start("serve");
+        let mut client = Client::connect(&mut *original);
+        client.text("keep it");
+        let template = original.capture().unwrap();
+        let before = Holdings::now();
+        template.prepare().unwrap();
+        let begun = Holdings::now();
+        assert!(begun.threads >= before.threads + 2, "{before:?} then {begun:?}");
+        assert!(begun.descriptors > before.descriptors + 10, "{before:?} then {begun:?}");
+        let mut machine = template.restore().unwrap();
+        let after = Holdings::now();
+        assert_eq!((after.threads, after.descriptors), (begun.threads, begun.descriptors));
+        assert_eq!(Client::connect(&mut *machine).text("kept"), "it");
+    });
+}
+
+#[test]
+#[ignore = "needs the image set"]
 fn linux_guests_leave_nothing_behind() {
     alone("monitor::linux_guests_leave_nothing_behind", || {
         let Some(on) = Setup::monitor() else { return };

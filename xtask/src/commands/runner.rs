@@ -19,6 +19,9 @@ const LOOK: Duration = Duration::from_millis(200);
 /// left behind holds the pipe open.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Lines that are read and not yet shown, at most: a runner that floods waits.
+const AHEAD: usize = 1024;
+
 /// How a runner came to its end.
 #[derive(Debug)]
 pub(crate) struct Ran {
@@ -61,7 +64,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Ran> {
 
 /// The lines of the pipe as they come, read by a thread of its own: a read cannot be given up.
 fn lines(reader: PipeReader) -> Receiver<String> {
-    let (to, lines) = mpsc::channel();
+    let (to, lines) = mpsc::sync_channel(AHEAD);
     thread::spawn(move || {
         for line in BufReader::new(reader).split(b'\n') {
             let Ok(line) = line else { break };
