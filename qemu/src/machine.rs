@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use hayfork_vmm::backend::console::{LastWords, Ring, Watch};
 use hayfork_vmm::backend::{
-    BackendError, Channel, ExitKind, ExitReport, HostMemory, Machine, MachineSpec, ProcessStatus, Template,
+    BackendError, Channel, ExitKind, ExitReport, HostMemory, Machine, MachineSpec, Place, ProcessStatus,
+    Template,
 };
 use hayfork_vmm::process::{self, Killer, Output, Process, spawn};
 use rustix::event::{EventfdFlags, eventfd};
@@ -220,6 +221,10 @@ impl Machine for QemuMachine {
 
     fn process_id(&self) -> Option<u32> {
         self.shared.report.get().is_none().then_some(self.pid)
+    }
+
+    fn place(&self) -> Place {
+        Place::Qemu
     }
 
     fn boot_failure(&self, after: Duration) -> BackendError {

@@ -6,7 +6,8 @@
 //! | `monitor` | the monitor, or an error that says what stands in its way |
 //! | `qemu` | QEMU |
 //!
-//! Where the monitor runs its machines is another choice: in this process, or each in a confined worker process.
+//! Where the monitor runs its machines is another choice: in this process, or each in a confined worker process, or in this one as
+//! long as it bears them ([`hayfork_vmm::placement`]).
 //!
 //! What can stand in the monitor's way: its own check, which begins with what the probe found behind `/dev/kvm`; limits
 //! that the machine does not fit; an image set without a kernel of the flavour that it needs; workers whose program is missing. The choice is made anew for
@@ -15,7 +16,7 @@
 use std::sync::Arc;
 
 use hayfork_qemu::{Qemu, QemuOptions};
-use hayfork_vmm::backend::{Backend, Capabilities, Place};
+use hayfork_vmm::backend::{Backend, Capabilities};
 
 use crate::error::Error;
 use crate::options::EngineOptions;
@@ -36,6 +37,28 @@ pub(crate) struct Chosen {
     pub(crate) fallback: Option<Error>,
 }
 
+/// Where the monitor's machines are to be.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Process,
+    Worker,
+    /// In this process as long as it bears them, further ones in workers.
+    Auto,
+}
+
+impl Wanted {
+    fn new(options: &EngineOptions) -> Result<Self, Error> {
+        match options.isolation.as_deref().unwrap_or("auto") {
+            "process" => Ok(Self::Process),
+            "worker" => Ok(Self::Worker),
+            "auto" => Ok(Self::Auto),
+            other => Err(Error::bad_option(format!(
+                "there is no isolation {other:?}: use \"auto\", \"process\" or \"worker\""
+            ))),
+        }
+    }
+}
+
 impl Backends {
     /// Those that the options ask for. Does not look at the host.
     ///
@@ -44,15 +67,7 @@ impl Backends {
     pub(crate) fn new(options: &EngineOptions) -> Result<Self, Error> {
         let qemu =
             || Arc::new(Qemu::new(QemuOptions { binary: options.qemu.clone(), ..QemuOptions::default() }));
-        let place = match options.isolation.as_deref().unwrap_or("process") {
-            "process" => Place::ThisProcess,
-            "worker" => Place::Worker,
-            other => {
-                return Err(Error::bad_option(format!(
-                    "there is no isolation {other:?}: use \"process\" or \"worker\""
-                )));
-            }
-        };
+        let place = Wanted::new(options)?;
         match options.backend.as_deref().unwrap_or("auto") {
             "auto" => Ok(Self::Auto(monitor(options, place), qemu())),
             "monitor" => monitor(options, place).map(Self::One),
@@ -107,16 +122,24 @@ impl Backends {
 /// The monitor, on hosts that it is written for.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #[allow(clippy::unnecessary_wraps)] // elsewhere there is none
-fn monitor(options: &EngineOptions, place: Place) -> Result<Arc<dyn Backend>, Error> {
+fn monitor(options: &EngineOptions, place: Wanted) -> Result<Arc<dyn Backend>, Error> {
+    use hayfork_vmm::monitor::Monitor;
+    use hayfork_vmm::placement::{MACHINES_IN_PROCESS, Placement, PlacementOptions};
     use hayfork_vmm::worker::{Workers, WorkersOptions};
+
+    let workers = WorkersOptions { binary: options.worker.clone() };
     Ok(match place {
-        Place::Worker => Arc::new(Workers::new(WorkersOptions { binary: options.worker.clone() })),
-        _ => Arc::new(hayfork_vmm::monitor::Monitor::new()),
+        Wanted::Process => Arc::new(Monitor::new()),
+        Wanted::Worker => Arc::new(Workers::new(workers)),
+        Wanted::Auto => {
+            let machines_in_process = options.machines_in_process.unwrap_or(MACHINES_IN_PROCESS);
+            Arc::new(Placement::new(PlacementOptions { machines_in_process, workers }))
+        }
     })
 }
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-fn monitor(_: &EngineOptions, _: Place) -> Result<Arc<dyn Backend>, Error> {
+fn monitor(_: &EngineOptions, _: Wanted) -> Result<Arc<dyn Backend>, Error> {
     Err(Error::bad_option("there is no monitor for this kind of host: use the backend \"auto\" or \"qemu\""))
 }
 

@@ -140,12 +140,21 @@ fn machines(backends: &Backends, lookup: &Lookup) -> Vec<Check> {
         None if is_slow => Check::warn(NAME, message, "See the check of KVM."),
         None => Check::ok(NAME, message),
     };
-    vec![backend, isolation(capabilities.isolation, capabilities.place)]
+    let Capabilities { isolation: kind, place, machines_in_process, .. } = capabilities;
+    vec![backend, isolation(kind, place, machines_in_process)]
 }
 
-fn isolation(isolation: Isolation, place: Place) -> Check {
+fn isolation(isolation: Isolation, place: Place, most: Option<usize>) -> Check {
     const NAME: &str = "isolation";
-    let message = format!("{}: {}; {}", isolation.code(), isolation.description(), place.description());
+    let mut message = format!("{}: {}; {}", isolation.code(), isolation.description(), place.description());
+    if let Some(most) = most {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            message,
+            ", for {most} machines at once; for further ones, {}",
+            Place::Worker.description()
+        );
+    }
     match isolation {
         Isolation::Emulation => Check::warn(
             NAME,
@@ -239,12 +248,22 @@ mod tests {
             (Isolation::Emulation, Verdict::Warn, "emulator in a process of its own"),
             (Isolation::KvmPvm, Verdict::Warn, "the only wall"),
         ] {
-            let check = isolation(kind, Place::Worker);
+            let check = isolation(kind, Place::Worker, None);
             assert!(check.message.contains("a worker process of its own"), "{check:?}");
             assert_eq!((check.name, check.verdict), ("isolation", verdict));
             assert!(check.message.starts_with(kind.code()) && check.message.contains(words), "{check:?}");
             assert_eq!(check.remedy.is_none(), verdict == Verdict::Ok);
         }
+    }
+
+    #[test]
+    fn who_gets_workers_beyond_a_number_is_told_it() {
+        let message = isolation(Isolation::Hardware, Place::ThisProcess, Some(16)).message;
+        assert!(
+            message.contains("this process, with all that it may do, for 16 machines at once;"),
+            "{message}"
+        );
+        assert!(message.ends_with("killed if it tries"), "{message}");
     }
 
     #[test]

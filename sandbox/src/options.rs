@@ -41,9 +41,13 @@ pub struct EngineOptions {
     /// What runs the machines: `auto` (also `None`), `monitor` or `qemu`. `auto` is the monitor where it can be used, else
     /// QEMU; [`BootTimings::fallback`](crate::BootTimings::fallback) then says why.
     pub backend: Option<String>,
-    /// Where the monitor runs its machines: `process` (also `None`), this one; or `worker`, a confined process for each. QEMU's
-    /// machines always have a process of their own.
+    /// Where the monitor runs its machines: `process`, this one; `worker`, a confined process for each; or `auto` (also `None`): in
+    /// this process as long as it bears them, and further ones in workers, if those can be had. QEMU's machines always have a process
+    /// of their own. [`BootTimings::place`](crate::BootTimings::place) says where one is.
     pub isolation: Option<String>,
+    /// How many machines this process bears, for the isolation `auto`: those of all its engines count. `None`: as many as the
+    /// monitor's rule says (`hayfork_vmm::placement`).
+    pub machines_in_process: Option<usize>,
     /// The program of worker processes. `None`: the variable `HAYFORK_WORKER`, then beside this program.
     pub worker: Option<PathBuf>,
     /// The QEMU binary. `None`: the variable `HAYFORK_QEMU`, then `PATH`.
@@ -88,6 +92,7 @@ impl Default for EngineOptions {
             image_package: None,
             backend: None,
             isolation: None,
+            machines_in_process: None,
             worker: None,
             qemu: None,
             boot_timeout: DEFAULT_BOOT_TIMEOUT,

@@ -17,7 +17,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use hayfork_vmm::backend::{BackendError, Channel, ExitReport, HostMemory, Machine, ProcessStatus, Template};
+use hayfork_vmm::backend::{
+    BackendError, Channel, ExitReport, HostMemory, Machine, Place, ProcessStatus, Template,
+};
 use tokio::sync::watch;
 
 use crate::connection::lifecycle::Death;
@@ -32,6 +34,7 @@ const LAUNCH_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Slot {
     number: u64,
+    place: Place,
     state: Mutex<State>,
     death: watch::Sender<Death>,
     /// Given back when the machine is gone.
@@ -55,6 +58,11 @@ impl std::fmt::Debug for State {
 }
 
 impl Slot {
+    /// Which process the machine runs in, or ran in.
+    pub(crate) fn place(&self) -> Place {
+        self.place
+    }
+
     /// The newest console output; empty while the machine is being killed.
     pub(crate) fn console_tail(&self) -> String {
         match self.state.try_lock().as_deref() {
@@ -231,6 +239,7 @@ impl Launch<'_> {
         let (death, _) = watch::channel(None);
         let slot = Arc::new(Slot {
             number,
+            place: machine.place(),
             state: Mutex::new(State::Alive(machine)),
             death,
             permit: Mutex::default(),

@@ -226,7 +226,7 @@ impl Inner {
             accelerator: capabilities.accelerator.to_string(),
             kernel: capabilities.kernel,
             isolation: capabilities.isolation,
-            place: capabilities.place,
+            place: guest.wires.slot.place(),
             fallback: shape.runs_on.fallback.clone(),
         };
         guest.wires.mailbox.set_idle_timeout(shape.idle_timeout);

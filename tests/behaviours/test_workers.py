@@ -54,8 +54,9 @@ def test_results_name_it():
         assert sandbox.runs_on.place == "worker"
         assert sandbox.run_code("1 + 1").runs_on.place == "worker"
         assert "worker" in str(sandbox.runs_on)
-    with hayfork.Sandbox.create(isolation="process", backend="monitor") as sandbox:
-        assert sandbox.runs_on.place == "process"
+    for isolation in ("process", "auto"):
+        with hayfork.Sandbox.create(isolation=isolation, backend="monitor") as sandbox:
+            assert sandbox.runs_on.place == "process"
 
 
 def test_the_scheduler_takes_it_too():

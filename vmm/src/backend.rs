@@ -80,8 +80,10 @@ pub struct Capabilities {
     pub kernel: KernelFlavour,
     /// What keeps user code in its machines from the host.
     pub isolation: Isolation,
-    /// Which process its machines run in.
+    /// Which process its machines run in; each says itself [where it is](Machine::place).
     pub place: Place,
+    /// How many of them may be there at once, if that is this process; further ones run in workers. `None`: all.
+    pub machines_in_process: Option<usize>,
     /// Whether the time of a machine stands still while it is [kept](Machine::capture): its guest must be told afterwards.
     pub clock_stands: bool,
     /// Why this accelerator and no faster one, and what to do about it; one sentence each, empty if all is well.
@@ -109,6 +111,7 @@ impl Capabilities {
                 Accelerator::Kvm => Place::ThisProcess,
                 Accelerator::Tcg => Place::Qemu,
             },
+            machines_in_process: None,
             clock_stands: false,
             notes: Vec::new(),
             max_vcpus: MAX_VCPUS,
@@ -248,6 +251,9 @@ pub trait Machine: Send {
 
     /// The process that runs the guest, where it is one of its own.
     fn process_id(&self) -> Option<u32>;
+
+    /// Which process that is.
+    fn place(&self) -> Place;
 
     /// Keeps the machine as it is now, and lets it go on. It stands still meanwhile, and its agent's stream is not kept.
     ///

@@ -3,7 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`backend`] | the trait that the engine works with; the monitor and QEMU implement it |
-//! | [`worker`] | the same in confined processes of its own |
+//! | [`placement`] | machines in this process, and further ones in workers |
+//! | [`worker`] | the monitor in confined processes of its own |
 //! | [`monitor`] | the monitor as such a backend |
 //! | [`snapshot`] | snapshot files: machines at rest for other processes |
 //! | [`machine`] | one virtual machine: what it is made of, in which order, and how it ends |
@@ -39,5 +40,7 @@ pub mod machine;
 pub mod memory;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod monitor;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub mod placement;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub mod worker;

@@ -29,9 +29,8 @@ use crate::machine::{Blueprint, Machine, Template};
 use crate::snapshot::Identity;
 
 use self::images::Images;
-use self::machine::MonitorMachine;
-use self::template::MonitorTemplate;
-
+pub(crate) use self::machine::MonitorMachine;
+pub(crate) use self::template::MonitorTemplate;
 pub use reaper::settle;
 #[cfg(any(test, feature = "testing"))]
 pub use saved::testing;
@@ -145,11 +144,7 @@ impl Backend for Monitor {
     }
 
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn BackendMachine>, BackendError> {
-        let ready = self.ready()?;
-        let blueprint = self.blueprint(spec, ready.capabilities.max_vcpus)?;
-        let machine = Machine::start(&ready.hypervisor, blueprint)?;
-        tracing::debug!(name = spec.name, "started a virtual machine");
-        Ok(Box::new(MonitorMachine::new(ready, machine, spec.digests.clone())))
+        Ok(Box::new(self.start(spec)?))
     }
 
     fn load(
@@ -159,11 +154,29 @@ impl Backend for Monitor {
         root_image: Option<&Path>,
     ) -> Result<(Arc<dyn BackendTemplate>, Vec<u8>), BackendError> {
         let (template, about) = self.load_template(path, images, root_image)?;
-        Ok((Arc::new(MonitorTemplate::new(self.ready()?, template, Some(images.clone()))), about))
+        Ok((Arc::new(self.template(template, Some(images.clone()))?), about))
     }
 }
 
 impl Monitor {
+    /// As [`Backend::launch`], for whoever makes the machines.
+    pub(crate) fn start(&self, spec: &MachineSpec) -> Result<MonitorMachine, BackendError> {
+        let ready = self.ready()?;
+        let blueprint = self.blueprint(spec, ready.capabilities.max_vcpus)?;
+        let machine = Machine::start(&ready.hypervisor, blueprint)?;
+        tracing::debug!(name = spec.name, "started a virtual machine");
+        Ok(MonitorMachine::new(ready, machine, spec.digests.clone()))
+    }
+
+    /// A guest at rest as a template of this monitor.
+    pub(crate) fn template(
+        &self,
+        template: Template,
+        digests: Option<ImageDigests>,
+    ) -> Result<MonitorTemplate, BackendError> {
+        Ok(MonitorTemplate::new(self.ready()?, template, digests))
+    }
+
     /// As [`Backend::load`], for whoever makes the machines.
     pub(crate) fn load_template(
         &self,

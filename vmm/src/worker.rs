@@ -17,7 +17,7 @@
 //!
 //! # One machine in each
 //! The boundary is then that of a machine, and the end of a worker is the end of no other. What that costs was measured
-//! (`sandbox/examples/isolation_figures.rs`): see `docs/design.md`.
+//! (`sandbox/examples/placement_figures.rs`): see `docs/design.md`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -43,12 +43,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use self::child::Shelf;
-use self::machine::WorkerTemplate;
 use crate::backend::{
     Backend, BackendError, Capabilities, ImageDigests, Machine, MachineSpec, Place, Template,
 };
 use crate::monitor::Monitor;
 
+pub(crate) use self::machine::{WorkerMachine, WorkerTemplate};
 pub use find::{BINARY_NAME, BINARY_VARIABLE};
 pub use serve::main;
 pub use wire::Confinement;
@@ -71,7 +71,7 @@ pub struct Workers {
 
 /// What the check found.
 #[derive(Debug)]
-struct Ready {
+pub(crate) struct Ready {
     capabilities: Capabilities,
     monitor: Arc<Monitor>,
     shelf: Arc<Shelf>,
@@ -91,14 +91,25 @@ impl Workers {
         Ok(self.ready()?.shelf.confinement.clone())
     }
 
-    fn ready(&self) -> Result<Arc<Ready>, BackendError> {
+    /// The same, with the check and the images of a monitor that makes machines itself.
+    pub(crate) fn with_monitor(options: WorkersOptions, monitor: Arc<Monitor>) -> Self {
+        Self { options, monitor, ready: Mutex::default() }
+    }
+
+    /// Where their program is.
+    pub(crate) fn program(&self) -> Result<PathBuf, BackendError> {
+        find::find(self.options.binary.as_deref())
+    }
+
+    /// What their machines need, found out at the first call, and again as long as that fails.
+    pub(crate) fn ready(&self) -> Result<Arc<Ready>, BackendError> {
         // Assigned whole or not at all, so a panic elsewhere leaves it good.
         let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ready) = ready.as_ref().filter(|ready| ready.shelf.is_ours()) {
             return Ok(Arc::clone(ready));
         }
         let mut capabilities = self.monitor.check()?;
-        let shelf = Arc::new(Shelf::new(find::find(self.options.binary.as_deref())?)?);
+        let shelf = Arc::new(Shelf::new(self.program()?)?);
         capabilities.place = Place::Worker;
         capabilities.description.push_str(", each machine in a worker process");
         if shelf.confinement.landlock.is_none() {
@@ -115,6 +126,24 @@ impl Workers {
     }
 }
 
+impl Workers {
+    /// As [`Backend::launch`], for whoever makes the machines.
+    pub(crate) fn start(
+        &self,
+        ready: &Arc<Ready>,
+        spec: &MachineSpec,
+    ) -> Result<WorkerMachine, BackendError> {
+        let blueprint = self.monitor.blueprint(spec, ready.capabilities.max_vcpus)?;
+        let machine = machine::launch(ready, &blueprint, spec.digests.clone())?;
+        tracing::debug!(
+            name = spec.name,
+            pid = machine.process_id(),
+            "started a virtual machine in a worker"
+        );
+        Ok(machine)
+    }
+}
+
 impl Backend for Workers {
     fn name(&self) -> &'static str {
         "monitor"
@@ -126,15 +155,7 @@ impl Backend for Workers {
 
     fn launch(&self, spec: &MachineSpec) -> Result<Box<dyn Machine>, BackendError> {
         spec.validate()?;
-        let ready = self.ready()?;
-        let blueprint = self.monitor.blueprint(spec, ready.capabilities.max_vcpus)?;
-        let machine = machine::launch(&ready, &blueprint, spec.digests.clone())?;
-        tracing::debug!(
-            name = spec.name,
-            pid = machine.process_id(),
-            "started a virtual machine in a worker"
-        );
-        Ok(Box::new(machine))
+        Ok(Box::new(self.start(&self.ready()?, spec)?))
     }
 
     fn load(

@@ -30,8 +30,9 @@ def engine(
         images: Folder of the image set. By default the one named by `HAYFORK_IMAGES_DIR`, else the installed
             data package, else the user's cache.
         backend: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else `"auto"`.
-        isolation: Where the monitor runs VMs: `"process"`, this one, or `"worker"`, a confined process for each. By
-            default what `HAYFORK_ISOLATION` names, else `"process"`.
+        isolation: Where the monitor runs VMs: `"process"`, this one; `"worker"`, a confined process for each; or
+            `"auto"`, this one for the first 16 and workers for further ones. By default what `HAYFORK_ISOLATION`
+            names, else `"auto"`.
         qemu: The QEMU program. By default what `HAYFORK_QEMU` names, else the one in `PATH`.
 
     Raises:

@@ -50,7 +50,7 @@ def run(
         stdout_limit: Bytes of output that are kept at most, head and tail.
         stderr_limit: Bytes of error output that are kept at most, head and tail.
         backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`; see `Sandbox.create`.
-        isolation: Where the monitor runs the VM: `"process"` or `"worker"`; see `Sandbox.create`.
+        isolation: Where the monitor runs the VM: `"auto"`, `"process"` or `"worker"`; see `Sandbox.create`.
         images: Folder of the image set; found without it.
         template: The name of a template, or a snapshot, that the VM is made of; see `Sandbox.create`.
 

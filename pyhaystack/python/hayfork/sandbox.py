@@ -294,8 +294,9 @@ class Sandbox:
             backend: What runs the VM: `"auto"`, `"monitor"` or `"qemu"`. By default what `HAYFORK_BACKEND` names, else
                 `"auto"`: the monitor where this host lets it, else QEMU, and `runs_on.fallback` says why.
             isolation: Where the monitor runs the VM: `"process"`, this one, or `"worker"`, a process of its own that
-                may open and start nothing, so that breaking out of the VM is not enough. By default what
-                `HAYFORK_ISOLATION` names, else `"process"`. QEMU's VMs always have a process of their own.
+                may open and start nothing, so that breaking out of the VM is not enough; `"auto"` takes this process
+                for the first 16 VMs and workers for further ones, and `runs_on.place` says where one is. By default
+                what `HAYFORK_ISOLATION` names, else `"auto"`. QEMU's VMs always have a process of their own.
             images: Folder of the image set; found without it.
 
         Returns:

@@ -5,7 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use hayfork_vmm::backend::{
-    Backend, BackendError, Capabilities, Channel, ExitReport, HostMemory, Machine, MachineSpec, Template,
+    Backend, BackendError, Capabilities, Channel, ExitReport, HostMemory, Machine, MachineSpec, Place,
+    Template,
 };
 use hayfork_vmm::monitor::Monitor;
 
@@ -113,6 +114,10 @@ impl Machine for WatchedMachine {
 
     fn process_id(&self) -> Option<u32> {
         self.machine.process_id()
+    }
+
+    fn place(&self) -> Place {
+        self.machine.place()
     }
 
     fn capture(&self) -> Result<Arc<dyn Template>, BackendError> {

@@ -88,7 +88,7 @@ fn isolations_are_known_or_refused() {
         Backends::new(&EngineOptions { backend, isolation, ..EngineOptions::default() })
     };
     for backend in [None, Some("auto"), Some("monitor"), Some("qemu")] {
-        for isolation in ["process", "worker"] {
+        for isolation in ["auto", "process", "worker"] {
             assert!(named(backend, isolation).is_ok());
         }
         assert_eq!(named(backend, "container").err().unwrap().code(), "bad_option");

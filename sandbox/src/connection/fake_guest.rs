@@ -21,7 +21,7 @@ use hayfork_protocol::message::{Event, Finished, Request, Status};
 use hayfork_protocol::mux::{Incoming, Mux, Role, StreamId};
 use hayfork_vmm::backend::{
     Accelerator, Backend, BackendError, Capabilities, Channel, ExitKind, ExitReport, HostMemory,
-    ImageDigests, Machine, MachineSpec, ProcessStatus, Template,
+    ImageDigests, Machine, MachineSpec, Place, ProcessStatus, Template,
 };
 use hayfork_vmm::snapshot::{self, Contents, Identity, Memory, SnapshotError, SnapshotFile, StateKind};
 
@@ -484,6 +484,10 @@ impl Machine for FakeMachine {
 
     fn process_id(&self) -> Option<u32> {
         None
+    }
+
+    fn place(&self) -> Place {
+        Place::ThisProcess
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses a part of it
 
 #[path = "../../../vmm/tests/host/program.rs"]
-mod program;
+pub(crate) mod program;
 
 use std::future::Future;
 use std::time::Duration;

@@ -116,6 +116,9 @@ impl Machine for Fake {
     fn process_id(&self) -> Option<u32> {
         None
     }
+    fn place(&self) -> Place {
+        Place::ThisProcess
+    }
 }
 
 fn report(kind: ExitKind) -> ExitReport {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::template::MonitorTemplate;
 use super::{Ready, reaper};
 use crate::backend::{
-    BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
+    BackendError, Channel, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine, Place,
     Template as BackendTemplate,
 };
 use crate::hypervisor::kvm::KvmVm;
@@ -18,7 +18,7 @@ use crate::machine::{Machine, Template};
 const KILL_TIME: Duration = Duration::from_secs(30);
 
 /// A guest in this process.
-pub(super) struct MonitorMachine {
+pub(crate) struct MonitorMachine {
     machine: Machine<KvmVm>,
     /// For those made of this one.
     ready: Arc<Ready>,
@@ -38,6 +38,17 @@ impl MonitorMachine {
     pub(super) fn made_of(mut self, origin: &Arc<Template>) -> Self {
         self.origin = Some(Arc::clone(origin));
         self
+    }
+
+    /// As [`BackendMachine::capture`], for whoever makes the machines.
+    pub(crate) fn keep(&self) -> Result<Template, BackendError> {
+        if !self.is_ours() {
+            return Err(BackendError::ForkedProcess);
+        }
+        if let Some(report) = self.machine.report() {
+            return Err(report.into_error());
+        }
+        self.machine.capture()
     }
 
     fn is_ours(&self) -> bool {
@@ -72,13 +83,7 @@ impl BackendMachine for MonitorMachine {
     }
 
     fn capture(&self) -> Result<Arc<dyn BackendTemplate>, BackendError> {
-        if !self.is_ours() {
-            return Err(BackendError::ForkedProcess);
-        }
-        if let Some(report) = self.machine.report() {
-            return Err(report.into_error());
-        }
-        let template = self.machine.capture()?;
+        let template = self.keep()?;
         Ok(Arc::new(MonitorTemplate::new(Arc::clone(&self.ready), template, self.digests.clone())))
     }
 
@@ -110,6 +115,10 @@ impl BackendMachine for MonitorMachine {
 
     fn process_id(&self) -> Option<u32> {
         None
+    }
+
+    fn place(&self) -> Place {
+        Place::ThisProcess
     }
 }
 

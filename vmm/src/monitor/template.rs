@@ -94,7 +94,7 @@ impl Drop for Waiting {
 
 /// A guest at rest, and what its clones are made with.
 #[derive(Debug)]
-pub(super) struct MonitorTemplate {
+pub(crate) struct MonitorTemplate {
     template: Arc<Template>,
     ready: Arc<Ready>,
     digests: Option<ImageDigests>,
@@ -106,15 +106,19 @@ impl MonitorTemplate {
         Self { template: Arc::new(template), ready, digests, ahead: Ahead::default() }
     }
 
-    /// A machine that was made of it.
-    fn made(&self, machine: Machine<KvmVm>) -> Box<dyn BackendMachine> {
-        let made = MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone());
-        Box::new(made.made_of(&self.template))
+    /// Another guest at rest, of the same images.
+    pub(crate) fn of(&self, template: Template) -> Self {
+        Self::new(Arc::clone(&self.ready), template, self.digests.clone())
     }
-}
 
-impl BackendTemplate for MonitorTemplate {
-    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+    /// A machine that was made of it.
+    fn made(&self, machine: Machine<KvmVm>) -> MonitorMachine {
+        let made = MonitorMachine::new(Arc::clone(&self.ready), machine, self.digests.clone());
+        made.made_of(&self.template)
+    }
+
+    /// As [`BackendTemplate::restore`], for whoever makes the machines.
+    pub(crate) fn machine(&self) -> Result<MonitorMachine, BackendError> {
         if let Some(shell) = self.ahead.take() {
             match shell.start() {
                 Ok(machine) => return Ok(self.made(machine)),
@@ -125,18 +129,28 @@ impl BackendTemplate for MonitorTemplate {
         Ok(self.made(machine))
     }
 
+    /// As [`BackendTemplate::restore_observed`], for whoever makes the machines.
+    pub(crate) fn observed(&self) -> Result<MonitorMachine, BackendError> {
+        let machine = Machine::resume_observed(&self.ready.hypervisor, &self.template)?;
+        Ok(self.made(machine))
+    }
+}
+
+impl BackendTemplate for MonitorTemplate {
+    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+        Ok(Box::new(self.machine()?))
+    }
+
     fn prepare(&self) -> Result<(), BackendError> {
         self.ahead.fill(|| Shell::of(&self.ready.hypervisor, &self.template))
     }
 
     fn restore_observed(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
-        let machine = Machine::resume_observed(&self.ready.hypervisor, &self.template)?;
-        Ok(self.made(machine))
+        Ok(Box::new(self.observed()?))
     }
 
     fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {
-        let template = self.template.with_working_set(pages);
-        Arc::new(Self::new(Arc::clone(&self.ready), template, self.digests.clone()))
+        Arc::new(self.of(self.template.with_working_set(pages)))
     }
 
     fn ram(&self) -> u64 {

@@ -15,7 +15,7 @@ use super::packet::{self, PacketError, Take};
 use super::wire::{self, Answer, End, Launch, Request, Restore, Saved, safe};
 use crate::after_fork::Released;
 use crate::backend::{
-    BackendError, Channel, ExitKind, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine,
+    BackendError, Channel, ExitKind, ExitReport, HostMemory, ImageDigests, Machine as BackendMachine, Place,
     ProcessStatus, Template as BackendTemplate,
 };
 use crate::machine::{Blueprint, Template};
@@ -30,7 +30,7 @@ const LONG_PATIENCE: Duration = Duration::from_secs(30);
 const COPIED: u64 = 128 << 20;
 
 /// A guest in a worker process.
-pub(super) struct WorkerMachine {
+pub(crate) struct WorkerMachine {
     child: Mutex<Child>,
     pid: u32,
     /// For those made of this one.
@@ -114,6 +114,23 @@ impl WorkerMachine {
 
     fn is_ours(&self) -> bool {
         self.owner == std::process::id()
+    }
+
+    /// As [`BackendMachine::capture`], for whoever makes the machines.
+    pub(crate) fn keep(&self) -> Result<Template, BackendError> {
+        if let Some(report) = self.is_ours().then(|| self.try_exit()).flatten() {
+            return Err(report.into_error());
+        }
+        match self.ask(&Request::Capture, long_patience(self.ram))? {
+            (Answer::Captured(bytes), descriptors) => {
+                let saved: Saved = packet::decode(&bytes).map_err(|error| lost(&error.to_string()))?;
+                if saved.ram != self.ram {
+                    return Err(lost("it gave another machine's state"));
+                }
+                saved.into_template(descriptors)
+            }
+            _ => Err(lost("it answered something else")),
+        }
     }
 
     /// The worker. Who holds it may have panicked between two messages; then the next answer is wrong, and that is noticed.
@@ -300,22 +317,13 @@ impl BackendMachine for WorkerMachine {
         self.report.get().is_none().then_some(self.pid)
     }
 
+    fn place(&self) -> Place {
+        Place::Worker
+    }
+
     fn capture(&self) -> Result<Arc<dyn BackendTemplate>, BackendError> {
-        if let Some(report) = self.is_ours().then(|| self.try_exit()).flatten() {
-            return Err(report.into_error());
-        }
-        match self.ask(&Request::Capture, long_patience(self.ram))? {
-            (Answer::Captured(bytes), descriptors) => {
-                let saved: Saved = packet::decode(&bytes).map_err(|error| lost(&error.to_string()))?;
-                if saved.ram != self.ram {
-                    return Err(lost("it gave another machine's state"));
-                }
-                let template = saved.into_template(descriptors)?;
-                let ready = Arc::clone(&self.ready);
-                Ok(Arc::new(WorkerTemplate::new(ready, template, self.digests.clone())?))
-            }
-            _ => Err(lost("it answered something else")),
-        }
+        let template = self.keep()?;
+        Ok(Arc::new(WorkerTemplate::new(Arc::clone(&self.ready), template, self.digests.clone())?))
     }
 
     fn working_set(&self) -> Vec<Range<u64>> {
@@ -328,7 +336,7 @@ impl BackendMachine for WorkerMachine {
 
 /// A guest at rest, whose clones are made in workers.
 #[derive(Debug)]
-pub(super) struct WorkerTemplate {
+pub(crate) struct WorkerTemplate {
     template: Template,
     /// The same without its memory, as workers take it.
     saved: Arc<[u8]>,
@@ -337,7 +345,7 @@ pub(super) struct WorkerTemplate {
 }
 
 impl WorkerTemplate {
-    pub(super) fn new(
+    pub(crate) fn new(
         ready: Arc<Ready>,
         template: Template,
         digests: Option<ImageDigests>,
@@ -345,22 +353,21 @@ impl WorkerTemplate {
         let saved = packet::encode(&Saved::of(&template)).map_err(|error| lost(&error.to_string()))?;
         Ok(Self { template, saved: saved.into(), ready, digests })
     }
-}
 
-impl BackendTemplate for WorkerTemplate {
-    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+    /// As [`BackendTemplate::restore`], for whoever makes the machines.
+    pub(crate) fn machine(&self) -> Result<WorkerMachine, BackendError> {
         let request = Request::Restore(Restore {
             saved: self.saved.to_vec(),
             working_set: self.template.working_set.clone(),
         });
-        let machine = WorkerMachine::start(
-            &self.ready,
-            self.digests.clone(),
-            &request,
-            &self.template.descriptors(),
-            self.ram(),
-        )?;
-        Ok(Box::new(machine))
+        let descriptors = self.template.descriptors();
+        WorkerMachine::start(&self.ready, self.digests.clone(), &request, &descriptors, self.ram())
+    }
+}
+
+impl BackendTemplate for WorkerTemplate {
+    fn restore(&self) -> Result<Box<dyn BackendMachine>, BackendError> {
+        Ok(Box::new(self.machine()?))
     }
 
     fn with_working_set(&self, pages: Vec<Range<u64>>) -> Arc<dyn BackendTemplate> {

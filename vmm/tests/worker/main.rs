@@ -10,6 +10,7 @@ mod fake;
 #[path = "../host/mod.rs"]
 mod host;
 mod life;
+mod placement;
 #[path = "../tiny/mod.rs"]
 mod tiny;
 mod unsafe_calls;

@@ -69,8 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     common.add_argument(
         "--isolation",
-        choices=["process", "worker"],
-        help="where the monitor runs the VM: in this process, or in a confined one of its own (default: process)",
+        choices=["auto", "process", "worker"],
+        help="where the monitor runs the VM: in this process, or in a confined one of its own (default: auto, this one)",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in (run, shell, build, images, doctor):

@@ -27,7 +27,7 @@ class SchedulerConfig(BaseModel):
         session_idle_timeout_seconds: Seconds without use after which a session closes.
         images_dir: Folder of the image set; found without it.
         backend: What runs the VMs: `"auto"`, `"monitor"` or `"qemu"`. A field of hayfork's own.
-        isolation: Where the monitor runs the VMs: `"process"` or `"worker"`. A field of hayfork's own.
+        isolation: Where the monitor runs the VMs: `"auto"`, `"process"` or `"worker"`. A field of hayfork's own.
         disk_snapshot_cache_dir: Not used.
         memory_snapshot_cache_dir: Not used.
         s3_bucket: Not used.
