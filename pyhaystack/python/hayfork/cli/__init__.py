@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--isolation",
         choices=["auto", "process", "worker"],
-        help="where the monitor runs the VM: in this process, or in a confined one of its own (default: auto, this one)",
+        help="where the monitor runs the VM: in this process, or in a confined one of its own (default: auto)",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for module in (run, shell, build, images, doctor):
