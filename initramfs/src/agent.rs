@@ -45,6 +45,9 @@ const MAX_LEFTOVERS: usize = 64;
 /// Pause between attempts to remove cgroups that still hold a dying process.
 const SWEEP: Duration = Duration::from_millis(50);
 
+/// An execution that is over so soon, or says something, is announced in the same message.
+const SHORT: Duration = Duration::from_millis(4);
+
 /// Why the loop ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -124,7 +127,10 @@ impl Agent {
             self.hear();
             self.on_time(Instant::now());
             busy = self.pump();
-            self.session.flush();
+            if std::mem::take(&mut self.world.begun) {
+                self.session.hold(Instant::now() + SHORT);
+            }
+            busy |= self.session.flush();
             self.watch_host();
             if let Some(end) = self.end
                 && (self.session.is_flushed() || end != End::Shutdown || !self.session.host_present())

@@ -130,10 +130,9 @@ impl Command {
             }
         };
         let (started, cgroup) = started;
-        for (fd, part) in [(Some(&started.report), Part::Start), (stdin.as_ref(), Part::Stdin)] {
-            if let Some(fd) = fd {
-                world.poller.add(fd, Token::Command(key, part))?;
-            }
+        world.poller.add(&started.report, Token::Command(key, Part::Start))?;
+        if let Some(stdin) = &stdin {
+            world.poller.add_for_both(stdin, Token::Command(key, Part::Stdin))?;
         }
         let out_watch = world.poller.watch(&out, Token::Command(key, Part::Stdout))?;
         let err_watch = world.poller.watch(&err, Token::Command(key, Part::Stderr))?;

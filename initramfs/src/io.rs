@@ -21,6 +21,11 @@ const MAX_WAITING: usize = 128 * 1024;
 /// Size of the buffer that all reading goes through, in bytes.
 pub const SCRATCH: usize = 64 * 1024;
 
+/// Whether so much waits for the carrier that operations have to wait too.
+pub fn is_full(mux: &Mux) -> bool {
+    mux.output().len() >= MAX_WAITING
+}
+
 /// One operation's way to the host. Without a session, or when the operation was cancelled, everything goes nowhere.
 #[derive(Debug)]
 pub struct Outlet<'a> {
@@ -41,7 +46,7 @@ impl<'a> Outlet<'a> {
     /// How many bytes [`Outlet::data`] takes now.
     pub fn room(&self, channel: Channel) -> usize {
         match &self.to {
-            Some((mux, _)) if mux.output().len() >= MAX_WAITING => 0,
+            Some((mux, _)) if is_full(mux) => 0,
             Some((mux, stream)) => mux.sendable(*stream, channel).min(SCRATCH),
             None => SCRATCH,
         }

@@ -116,16 +116,18 @@ pub struct Ready {
     pub readable: bool,
     /// Writing may succeed.
     pub writable: bool,
+    /// The other end says nothing more, or is closed, or failed.
+    pub ending: bool,
     /// The other end is closed.
     pub hung_up: bool,
 }
 
 /// What every descriptor is watched for. EPOLLERR and EPOLLHUP are reported in any case.
-const EVERYTHING: EventFlags = EventFlags::IN
-    .union(EventFlags::OUT)
-    .union(EventFlags::PRI)
-    .union(EventFlags::RDHUP)
-    .union(EventFlags::ET);
+const READING: EventFlags =
+    EventFlags::IN.union(EventFlags::PRI).union(EventFlags::RDHUP).union(EventFlags::ET);
+
+/// The same, and room for what waits to be written.
+const BOTH: EventFlags = READING.union(EventFlags::OUT);
 
 /// An epoll instance.
 #[derive(Debug)]
@@ -148,7 +150,12 @@ impl Watch {
 
     /// The loop wakes again, at once if there is something already.
     pub fn listen(&self, fd: impl AsFd) {
-        self.set(fd, EVERYTHING);
+        self.set(fd, READING);
+    }
+
+    /// The loop wakes for room as well, at once if there is some already.
+    pub fn listen_for_room(&self, fd: impl AsFd) {
+        self.set(fd, BOTH);
     }
 
     fn set(&self, fd: impl AsFd, flags: EventFlags) -> bool {
@@ -169,13 +176,25 @@ impl Poller {
         Ok(Self { epoll: Rc::new(epoll) })
     }
 
-    /// Registers a descriptor for reading, writing and priority events. It leaves when it is closed.
+    /// Registers a descriptor for reading and priority events. It leaves when it is closed.
     ///
     /// # Errors
     /// Whatever the kernel refused.
     pub fn add(&self, fd: impl AsFd, token: Token) -> Result<()> {
+        self.register(fd, token, READING)
+    }
+
+    /// Registers a descriptor for writing as well.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn add_for_both(&self, fd: impl AsFd, token: Token) -> Result<()> {
+        self.register(fd, token, BOTH)
+    }
+
+    fn register(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<()> {
         let data = EventData::new_u64(token.to_u64());
-        epoll::add(&*self.epoll, fd, data, EVERYTHING).during("watch a descriptor")
+        epoll::add(&*self.epoll, fd, data, flags).during("watch a descriptor")
     }
 
     /// Registers a descriptor as [`Poller::add`] does.
@@ -217,6 +236,7 @@ impl Poller {
                     EventFlags::IN | EventFlags::PRI | EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR,
                 ),
                 writable: flags.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP),
+                ending: flags.intersects(EventFlags::HUP | EventFlags::RDHUP | EventFlags::ERR),
                 hung_up: flags.contains(EventFlags::HUP),
             });
         }

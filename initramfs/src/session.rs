@@ -19,6 +19,7 @@ use hayfork_protocol::{GuestHello, HostHello, Incoming, Mux, Role};
 
 use crate::carrier::{Carrier, Input, Presence};
 use crate::error::Result;
+use crate::io::is_full;
 use crate::poller::{Poller, Ready};
 
 /// Bytes read from the carrier at a time.
@@ -50,6 +51,8 @@ pub struct Session {
     /// The part of `inbox` that is not decoded yet.
     unread: std::ops::Range<usize>,
     readable: bool,
+    /// The carrier said that its stream ends, or may.
+    ending: bool,
     writable: bool,
     /// A handshake's answer that the carrier has not taken yet; comes before the mux's output.
     answer: Vec<u8>,
@@ -57,6 +60,8 @@ pub struct Session {
     answered: Option<[u8; 16]>,
     /// Nonce of the handshake that `answer` belongs to.
     nonce: [u8; 16],
+    /// What the mux has said so far, in bytes, can wait for what it says next until then.
+    held: Option<(usize, Instant)>,
     /// The carrier reported a change that has to be told first.
     ended: bool,
     present: bool,
@@ -71,10 +76,12 @@ impl Session {
             inbox: vec![0; CHUNK],
             unread: 0..0,
             readable: true,
+            ending: false,
             writable: true,
             answer: Vec::new(),
             answered: None,
             nonce: [0; 16],
+            held: None,
             ended: false,
             present: false,
         }
@@ -99,6 +106,7 @@ impl Session {
     /// The carrier failed for good.
     pub fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<()> {
         self.readable |= ready.readable;
+        self.ending |= ready.ending;
         self.writable |= ready.writable;
         let presence = self.carrier.ready(ready, poller)?;
         self.heed(presence);
@@ -107,7 +115,16 @@ impl Session {
 
     /// When [`Session::on_time`] is due.
     pub fn deadline(&self) -> Option<Instant> {
-        self.carrier.deadline()
+        let held = self.held.map(|(_, until)| until);
+        [self.carrier.deadline(), held].into_iter().flatten().min()
+    }
+
+    /// What was said so far is sent with what is said next, but no later than `until`: each message wakes the host, and its
+    /// acknowledgement the guest.
+    pub fn hold(&mut self, until: Instant) {
+        if let Phase::Talking(mux) = &self.phase {
+            self.held = Some((mux.output().len(), until));
+        }
     }
 
     /// Does what is due.
@@ -127,6 +144,7 @@ impl Session {
             Presence::Replaced => {
                 self.present = true;
                 self.readable = true;
+                self.ending = false;
                 self.writable = true;
                 self.end();
                 self.answer.clear();
@@ -140,6 +158,7 @@ impl Session {
         self.ended |= matches!(self.phase, Phase::Talking(_));
         self.phase = Phase::Searching(GuestPreamble::new());
         self.unread = 0..0;
+        self.held = None;
     }
 
     /// The next thing that the host did, or `None` when nothing more is there or `budget` bytes were read.
@@ -215,6 +234,9 @@ impl Session {
             Input::Bytes(n) => {
                 *budget -= n;
                 self.unread = 0..n;
+                // What comes from here on is told of by an event. The end may have been, together with these bytes.
+                let emptied = n < want && self.carrier.is_emptied_by_short_reads();
+                self.readable = !emptied || self.ending;
                 true
             }
             Input::Nothing => {
@@ -239,8 +261,8 @@ impl Session {
         self.readable || self.ended || !self.unread.is_empty()
     }
 
-    /// Gives the carrier what it takes.
-    pub fn flush(&mut self) {
+    /// Gives the carrier what it takes. True if that made room for operations that found none.
+    pub fn flush(&mut self) -> bool {
         while self.writable && !self.answer.is_empty() {
             match self.carrier.write(&self.answer) {
                 Some(n) => {
@@ -253,15 +275,21 @@ impl Session {
             }
         }
         if !self.answer.is_empty() {
-            return;
+            return false;
         }
-        let Phase::Talking(mux) = &mut self.phase else { return };
+        let Phase::Talking(mux) = &mut self.phase else { return false };
+        if self.held.is_some_and(|(said, until)| mux.output().len() == said && Instant::now() < until) {
+            return false;
+        }
+        self.held = None;
+        let was_full = is_full(mux);
         while self.writable && !mux.output().is_empty() {
             match self.carrier.write(mux.output()) {
                 Some(n) => mux.advance(n),
                 None => self.writable = false,
             }
         }
+        was_full && !is_full(mux)
     }
 
     /// Whether everything said so far is with the carrier.

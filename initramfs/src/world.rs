@@ -46,6 +46,8 @@ pub struct World {
     pub owner: Owner,
     /// Tells when a driver opens its standard input.
     pub opened: OwnedFd,
+    /// An execution has begun in this turn of the loop.
+    pub begun: bool,
     /// The buffer that all reading goes through; taken and put back by whoever reads.
     pub scratch: Vec<u8>,
     next: u32,
@@ -104,6 +106,7 @@ impl World {
             home,
             owner,
             opened,
+            begun: false,
             scratch: vec![0; SCRATCH],
             next: 0,
         })

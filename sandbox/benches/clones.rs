@@ -1,6 +1,7 @@
 //! What machines cost that do not boot: restored from a template, taken from the pool, forked; on each backend of this host.
 //!
-//! `cargo bench -p hayfork-sandbox --bench clones [-- BACKEND…]`. Each round prints in a machine that nobody has used, which
+//! `cargo bench -p hayfork-sandbox --bench clones [-- BACKEND…]`, of `monitor`, `worker` (the monitor, each machine in a process of
+//! its own) and `qemu`. Each round prints in a machine that nobody has used, which
 //! says who it is and whether anybody was there before. Medians and the ninety-ninth percentile; beside the times stands the
 //! processor time of this process, guests included, which says more on a busy host. Never fails for a figure. Without
 //! `HAYFORK_IMAGES_DIR` it says so and ends.
@@ -31,11 +32,13 @@ fn main() {
     if std::env::var_os("HAYFORK_IMAGES_DIR").is_none() {
         return println!("clones: not measured: HAYFORK_IMAGES_DIR names no image set");
     }
-    let backends = if arguments.is_empty() { vec!["monitor".into(), "qemu".into()] } else { arguments };
+    let backends = if arguments.is_empty() { vec!["monitor".into(), "worker".into(), "qemu".into()] } else { arguments };
     for backend in backends {
         let rounds = if backend == "qemu" { 10 } else { 200 };
+        let (name, isolation) = if backend == "worker" { ("monitor", "worker") } else { (&*backend, "process") };
         let options = EngineOptions {
-            backend: Some(backend.clone()),
+            backend: Some(name.into()),
+            isolation: Some(isolation.into()),
             template_store: hayfork_sandbox::TemplateStore::Off,
             ..EngineOptions::default()
         };

@@ -29,7 +29,7 @@ use crate::error::Error;
 use crate::images::locate::cache_directory;
 use crate::options::{ExecuteOptions, SandboxOptions, merged};
 use crate::paused::{corrupt, snapshot_error};
-use crate::pool::{Find, warm_up, warm_up_code};
+use crate::pool::{Find, come_to_rest, warm_up, warm_up_code};
 use crate::sandbox::{Sandbox, StartedFrom};
 use crate::snapshot::{Snapshot, known};
 use crate::start::{self, Restore, RunsOn, Shape};
@@ -359,6 +359,7 @@ impl engine::Inner {
         let renew = sandbox.simple(Request::Renew(start::renewal(sandbox.id())?));
         start::within(limit, "renew itself", renew).await?;
         run(&sandbox, ExecuteOptions::new(warm_up_code(language)), &name).await?;
+        come_to_rest().await;
         let (_, slot, shape) = sandbox.running()?;
         let template = self.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
         sandbox.close().await?;

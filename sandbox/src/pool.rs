@@ -36,7 +36,7 @@ use crate::start::RunsOn;
 use self::lull::Lull;
 pub(crate) use self::shelf::Shelf;
 use self::template::Making;
-pub(crate) use self::template::{LanguageTemplate, warm_up, warm_up_code};
+pub(crate) use self::template::{LanguageTemplate, come_to_rest, warm_up, warm_up_code};
 
 /// Templates that are kept in memory without a stock of their own; the one that was not used for the longest time goes first.
 /// Each takes what its guest had written when it was warm: some tens of MiB.

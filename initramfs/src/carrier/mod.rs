@@ -3,17 +3,17 @@
 //! A carrier is non-blocking in both directions and can lose its host at any time; a new host may come over the same
 //! descriptor (a virtio-serial port) or another one (vsock, the second port). [`Carrier::ready`] tells of both.
 
+mod line;
 mod virtio_serial;
 mod vsock;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
-
-use rustix::io::Errno;
 
 use crate::cmdline::CarrierKind;
 use crate::error::Result;
 use crate::poller::{Poller, Ready, Token};
+use line::Line;
 
 /// What reading brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub enum Carrier {
     /// A vsock listener and its connection.
     Vsock(vsock::Listener),
     /// A connected stream socket, for tests on a development machine.
-    Socket(OwnedFd),
+    Socket(Line),
 }
 
 impl Carrier {
@@ -67,8 +67,7 @@ impl Carrier {
     /// # Errors
     /// It could not be registered.
     pub fn from_socket(socket: OwnedFd, poller: &Poller) -> Result<Self> {
-        poller.add(&socket, Token::Carrier)?;
-        Ok(Self::Socket(socket))
+        Line::new(socket, Token::Carrier, poller).map(Self::Socket)
     }
 
     /// Looks at an event of [`Token::Carrier`] or [`Token::Listener`].
@@ -105,30 +104,29 @@ impl Carrier {
         !matches!(self, Self::VirtioSerial(_))
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        use std::os::fd::AsFd;
+    /// Whether a read that brought less than was asked for has brought all that was there. A port gives one buffer of its
+    /// host's at a time.
+    pub fn is_emptied_by_short_reads(&self) -> bool {
+        !matches!(self, Self::VirtioSerial(_))
+    }
+
+    fn line(&mut self) -> Option<&mut Line> {
         match self {
-            Self::VirtioSerial(ports) => Some(ports.descriptor()),
-            Self::Vsock(listener) => listener.descriptor(),
-            Self::Socket(socket) => Some(socket.as_fd()),
+            Self::VirtioSerial(ports) => Some(ports.line()),
+            Self::Vsock(listener) => listener.line(),
+            Self::Socket(line) => Some(line),
         }
     }
 
     /// Reads what is there.
     pub fn read(&mut self, buffer: &mut [u8]) -> Input {
-        let Some(fd) = self.descriptor() else { return Input::Nothing };
-        match rustix::io::read(fd, buffer) {
-            Ok(0) => Input::Closed,
-            Ok(n) => Input::Bytes(n),
-            Err(Errno::AGAIN | Errno::INTR) => Input::Nothing,
-            Err(_) => Input::Closed,
-        }
+        self.line().map_or(Input::Nothing, |line| line.read(buffer))
     }
 
     /// Writes what fits, and returns how many bytes that were; `None` if nothing fits now. Bytes for a
     /// host that is gone count as not fitting: the session they belong to ends with the event that says so.
     pub fn write(&mut self, bytes: &[u8]) -> Option<usize> {
-        rustix::io::write(self.descriptor()?, bytes).ok()
+        self.line()?.write(bytes)
     }
 
     /// Lets go of a connection that ended. A port stays: it waits for the next host.

@@ -20,7 +20,6 @@
 //!   succession may show as one event without HUP. Therefore HUP counts only when it still holds a moment later, and the
 //!   handshake's magic tells of a new host whatever the port says.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -28,6 +27,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
 use super::Presence;
+use super::line::Line;
 use crate::error::{During, OsError, Result};
 use crate::poller::{Poller, Ready, Token};
 
@@ -55,7 +55,7 @@ pub struct Ports {
 /// An open port.
 #[derive(Debug)]
 struct Port {
-    fd: OwnedFd,
+    line: Line,
     device: String,
     token: Token,
 }
@@ -72,8 +72,8 @@ impl Ports {
         Ok(Self { current, other, doubt: None })
     }
 
-    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.current.fd.as_fd()
+    pub(super) fn line(&mut self) -> &mut Line {
+        &mut self.current.line
     }
 
     pub(super) fn ready(&mut self, ready: Ready, poller: &Poller) -> Presence {
@@ -108,8 +108,8 @@ impl Ports {
     fn follow(&mut self, poller: &Poller) {
         self.doubt = None;
         let Some(other) = self.other.take() else { return };
-        let Port { fd, device, token } = std::mem::replace(&mut self.current, other);
-        drop(fd);
+        let Port { line, device, token } = std::mem::replace(&mut self.current, other);
+        drop(line);
         self.other = Port::open(device, token, poller)
             .inspect_err(|error| crate::warning!("this machine cannot be forked again: {error}"))
             .ok();
@@ -120,13 +120,12 @@ impl Port {
     fn open(device: String, token: Token, poller: &Poller) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let fd = open(&device, flags, Mode::empty()).during_with(|| format!("open {device}"))?;
-        poller.add(&fd, token)?;
-        Ok(Self { fd, device, token })
+        Ok(Self { line: Line::new(fd, token, poller)?, device, token })
     }
 
     /// Whether the host's end is closed, as far as the driver knows.
     fn is_hung_up(&self) -> bool {
-        let mut fds = [PollFd::new(&self.fd, PollFlags::empty())];
+        let mut fds = [PollFd::new(&self.line, PollFlags::empty())];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }

@@ -4,9 +4,10 @@
 //! session at once. Only the host itself (context id 2) is accepted: user code cannot make vsock sockets, and nothing else
 //! has business here.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use super::Presence;
+use super::line::Line;
 use crate::error::{During, Result};
 use crate::poller::{Poller, Ready, Token};
 use crate::sys::vsock;
@@ -18,7 +19,7 @@ const HOST: u32 = 2;
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
-    connection: Option<OwnedFd>,
+    connection: Option<Line>,
 }
 
 impl Listener {
@@ -28,8 +29,8 @@ impl Listener {
         Ok(Self { socket, connection: None })
     }
 
-    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.connection.as_ref().map(AsFd::as_fd)
+    pub(super) fn line(&mut self) -> Option<&mut Line> {
+        self.connection.as_mut()
     }
 
     pub(super) fn ready(&mut self, ready: Ready, poller: &Poller) -> Result<Presence> {
@@ -44,8 +45,7 @@ impl Listener {
                 crate::warning!("refused a vsock connection from context id {from}");
                 continue;
             }
-            poller.add(&connection, Token::Carrier)?;
-            self.connection = Some(connection);
+            self.connection = Some(Line::new(connection, Token::Carrier, poller)?);
             presence = Presence::Replaced;
         }
         Ok(presence)

@@ -497,6 +497,7 @@ impl Context {
                 execution.lost_before = std::mem::take(&mut self.lost);
                 let mut outlet = Outlet::new(mux, stream);
                 outlet.event(&Event::Started { pid: driver.inner_pid });
+                world.begun = true;
                 for bytes in stdin {
                     execution.push_stdin(bytes, &mut outlet);
                 }

@@ -147,7 +147,7 @@ impl Execution {
         self.watch = None;
         let Some(stdin) = &mut self.stdin else { return };
         if let Some(fd) = stdin.fd()
-            && let Err(error) = world.poller.add(fd, Token::Context(context, Part::Stdin))
+            && let Err(error) = world.poller.add_for_both(fd, Token::Context(context, Part::Stdin))
         {
             crate::warning!("{error}");
         }

@@ -143,7 +143,7 @@ impl Pool {
             drop(ours);
             worker::run(theirs, world.walls.as_ref(), self.cgroup.as_ref(), &world.home)
         };
-        world.poller.add(&ours, Token::Worker(key))?;
+        world.poller.add_for_both(&ours, Token::Worker(key))?;
         Ok((key, Worker { pid, socket: Source::new(ours) }))
     }
 

@@ -13,7 +13,7 @@ use rustix::thread::{
 
 use super::{GID, Ready, Rights, UID, Walls, limits};
 use crate::error::OsError;
-use crate::sys::{fork, signals};
+use crate::sys::{fork, schedule, signals};
 
 /// Bytes of a report: the step's number and the errno.
 pub(super) const RECORD: usize = 5;
@@ -112,9 +112,10 @@ fn descriptors(ready: &Ready<'_>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Undoes what protects the agent: user code is preferred when memory is short, and has normal priority.
+/// Undoes what sets the agent apart: user code is preferred when memory is short, and has normal priority and policy.
 pub(crate) fn fair_game() -> Result<(), Errno> {
     setpriority_process(None, 0)?;
+    schedule::set(schedule::Policy::Normal)?;
     let path = "/proc/self/oom_score_adj";
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;

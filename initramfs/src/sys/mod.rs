@@ -6,5 +6,6 @@
 pub mod entropy;
 pub mod fork;
 pub mod network;
+pub mod schedule;
 pub mod signals;
 pub mod vsock;

@@ -22,6 +22,9 @@ use crate::named::Loaded;
 use crate::options::{DEFAULT_STDERR, DEFAULT_STDOUT};
 use crate::start::{self, Booted, Restore, RunsOn};
 
+/// See [`come_to_rest`]. It takes some milliseconds, and ten times as long where a guest is translated.
+const REST: Duration = Duration::from_millis(100);
+
 /// A template and what its machines run on.
 pub(crate) struct LanguageTemplate {
     pub(crate) template: Arc<dyn Template>,
@@ -173,6 +176,7 @@ async fn make(
     let renew = guest.simple(Request::Renew(start::renewal(&guest.id)?));
     start::within(limit, "renew itself", renew).await?;
     warm_up(&guest, key.language, limit).await?;
+    come_to_rest().await;
     let slot = Arc::clone(&guest.wires.slot);
     let template = engine.handle().spawn_blocking(move || slot.capture()).await.map_err(joined)??;
     // Its room is for the trial, so that one place is enough for a template.
@@ -198,6 +202,12 @@ pub(crate) const fn warm_up_code(language: Language) -> &'static str {
         Language::JavaScript => "console.log()",
         Language::Shell => "echo",
     }
+}
+
+/// Until a guest has done what it does behind the host's back when code has ended. What it has not done when it is captured each
+/// of its clones does, while somebody waits.
+pub(crate) async fn come_to_rest() {
+    tokio::time::sleep(REST).await;
 }
 
 /// Runs that code in the context that callers use first, and drops its output.

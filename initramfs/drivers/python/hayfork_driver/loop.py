@@ -13,7 +13,20 @@ from __future__ import annotations
 
 import builtins
 import sys
-from posix import O_NONBLOCK, O_RDONLY, O_WRONLY, _exit, close, fstat, getpid, read, readv, stat, write
+from posix import (
+    O_NONBLOCK,
+    O_RDONLY,
+    O_WRONLY,
+    _exit,
+    close,
+    fstat,
+    getpid,
+    read,
+    readv,
+    sched_yield,
+    stat,
+    write,
+)
 
 from .cell import Cell
 from .display import display
@@ -25,13 +38,14 @@ from .plain import modules
 from .processes import flush_c_streams, leave, wind_up
 from .processes import install as install_processes
 from .records import current
-from .streams import attach, close_quietly, detach, open_path
+from .streams import attach, close_quietly, detach, flush, open_path, outputs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 LONGEST_LINE = 4096
+PIECE = 16384
 ModuleKind = type(sys)
 
 
@@ -51,10 +65,13 @@ def serve(folder: str) -> None:
         number, token, with_stdin, last, filename = wait(folder)
         if last:
             raise part(execute_last(main, f"{folder}/{number}", token, with_stdin, filename))
-        code = execute(main, folder, f"{folder}/{number}", token, with_stdin, filename)
+        code, before = execute(main, f"{folder}/{number}", token, with_stdin, filename)
         border.incoming = bytearray(LONGEST_LINE)
         border.noted = False
         tell(folder, f"{token} done {code}\n")
+        sched_yield()  # the agent has something to say to the host, which waits for it; nobody waits for what follows here
+        detach(folder)
+        restore(before)
 
 
 def settle(main: ModuleType) -> None:
@@ -81,7 +98,9 @@ def tell(folder: str, line: str) -> None:
 def read_file(path: str) -> bytes:
     """The whole of a file."""
     fd = open_path(path, O_RDONLY)
-    content = read(fd, fstat(fd).st_size)
+    content = read(fd, PIECE)
+    if len(content) == PIECE:
+        content += read(fd, fstat(fd).st_size)
     close(fd)
     return content
 
@@ -185,8 +204,10 @@ def complain(error: BaseException) -> None:
     print_error(error)
 
 
-def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: bool, filename: str) -> int:
-    """One execution. Returns its exit code."""
+def execute(
+    main: ModuleType, place: str, token: str, with_stdin: bool, filename: str
+) -> tuple[int, dict[bytes, bytes | None]]:
+    """One execution. Returns its exit code, and the variables that its environment has replaced."""
     process = current.process
     cell, before = prepare(main, place, token, with_stdin, filename)
     _, error = run_user(cell.run, main)
@@ -194,15 +215,16 @@ def execute(main: ModuleType, folder: str, place: str, token: str, with_stdin: b
         current.folder = ""
         call_user(leave, exit_code(error, cell.codes))
         _exit(1)
-    close_quietly(0)  # makes room for what follows, should user code have used up all descriptors
+    if error is not None or "matplotlib.pyplot" in modules:
+        close_quietly(0)  # makes room for what follows, should user code have used up all descriptors
     code = exit_code(error, cell.codes)
     del error
     show_figures()
     current.folder = current.token = ""
-    call_user(flush_streams)
-    detach(folder)
-    restore(before)
-    return code
+    if not untouched():
+        call_user(flush_streams)
+    flush()
+    return code, before
 
 
 def execute_last(main: ModuleType, place: str, token: str, with_stdin: bool, filename: str) -> int:
@@ -284,6 +306,12 @@ def show_rest() -> None:
     from .figures import show_rest as show
 
     show()
+
+
+def untouched() -> bool:
+    """Whether nothing but our own output objects can hold output, so that no code of the user's is called to flush it."""
+    ours = all(getattr(sys, name, None) is output for name, output in outputs.items())
+    return ours and "_ctypes" not in modules
 
 
 def flush_streams() -> None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import sys
 from _io import BufferedReader, BufferedWriter, FileIO, TextIOWrapper
-from posix import O_CLOEXEC, O_RDONLY, O_WRONLY, close, dup2, set_inheritable
+from posix import O_CLOEXEC, O_RDONLY, O_WRONLY, close, dup2, fstat, set_inheritable
 from posix import open as open_
+from posix import stat as stat_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def attach(folder: str, with_stdin: bool) -> None:
     put(folder + "/err", O_WRONLY, 2)
     if with_stdin:
         put(folder + "/in", O_RDONLY, 0)
-    else:
+    elif not is_null():
         put("/dev/null", O_RDONLY, 0)
     for name in ("stdout", "stderr"):
         output = outputs[name]
@@ -68,6 +69,14 @@ def attach(folder: str, with_stdin: bool) -> None:
         setattr(sys, name, output)
         setattr(sys, f"__{name}__", output)
     sys.stdin = sys.__stdin__ = new_input()  # type: ignore[misc]
+
+
+def is_null() -> bool:
+    """Whether descriptor 0 still is what `detach` has made of it: threads and tasks may have gone on since."""
+    try:
+        return fstat(0).st_rdev == NULL_DEVICE
+    except OSError:
+        return False
 
 
 def detach(folder: str) -> None:
@@ -134,6 +143,7 @@ def new_input() -> TextIOWrapper:
 
 outputs: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
 buffers: dict[str, Any] = {name: output.buffer for name, output in outputs.items()}
+NULL_DEVICE = stat_("/dev/null").st_rdev
 ENCODING = {name: getattr(sys, name).encoding for name in ("stdin", "stdout", "stderr")}
 ERRORS = {name: getattr(sys, name).errors for name in ("stdin", "stdout", "stderr")}
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
