@@ -81,13 +81,10 @@ fn protect_agent() {
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
         warning!("protect the agent from out-of-memory kills: {error}");
     }
-    if let Err(errno) = rustix::process::setpriority_process(None, NICE) {
-        warning!("raise the agent's priority: {errno}");
-    }
     // A driver's execution wakes the agent a dozen times: lines, output, the ends of pipes. All of that together is one turn of the
     // agent's loop when the driver sleeps or its time is up; each by itself would be two switches of address spaces.
-    if let Err(errno) = sys::schedule::set(sys::schedule::Policy::Batch) {
-        warning!("let user code go on when the agent is woken: {errno}");
+    if let Err(errno) = sys::schedule::set(sys::schedule::Policy::Batch, NICE) {
+        warning!("raise the agent's priority: {errno}");
     }
     if let Err(errno) = rustix::system::sethostname(b"sandbox") {
         warning!("set the host name: {errno}");

@@ -384,8 +384,8 @@ class Driver:
         execution.stdin_open = keep_stdin_open
         execution.last = last
         self.executions.append(execution)
-        flag = 0 if execution.stdin is None else 1
-        os.write(self.control, f"exec {self.number} {token} {flag} {last:d} <cell {self.number}>\n".encode())
+        has = (execution.stdin is not None) + 2 * bool(env)
+        os.write(self.control, f"exec {self.number} {token} {has} {last:d} <cell {self.number}>\n".encode())
         return execution
 
     def run(

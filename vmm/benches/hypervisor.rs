@@ -196,7 +196,6 @@ fn threads(criterion: &mut Criterion) {
             }
         });
     });
-    group.bench_function("flush of an interrupt line", |bencher| bencher.iter(|| line.flush().unwrap()));
     threads.stop();
     let machine = Machine::new(machine::hypervisor().unwrap(), unsafe_guests::spins(), true);
     for count in [1, 2] {

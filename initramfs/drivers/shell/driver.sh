@@ -235,11 +235,11 @@ __hayfork_next() {
     __hayfork_text=${__hayfork_text#exec }
     __hayfork_id=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }
     __hayfork_token=${__hayfork_text%% *} __hayfork_text=${__hayfork_text#* }
-    __hayfork_flags=${__hayfork_text:0:3} # standard input, last
+    __hayfork_flags=${__hayfork_text:0:3} # 1 for standard input and 2 for variables; last
     __hayfork_place=${__hayfork[0]}/$__hayfork_id
 
     __hayfork_file=()
-    if [[ -e $__hayfork_place/env ]]; then
+    if [[ $__hayfork_flags == [23]* ]]; then
         builtin mapfile -d '' -t __hayfork_file <"$__hayfork_place/env"
     fi
     for __hayfork_item in "${__hayfork_file[@]}"; do
@@ -305,7 +305,7 @@ __hayfork_next() {
     fi
 
     __hayfork_item=/dev/null
-    [[ $__hayfork_flags == 1* ]] && __hayfork_item=$__hayfork_place/in
+    [[ $__hayfork_flags == [13]* ]] && __hayfork_item=$__hayfork_place/in
     __hayfork_open "$__hayfork_item" "$__hayfork_place/out" "$__hayfork_place/err"
     builtin unset -v __hayfork_last
     [[ $__hayfork_end ]] && builtin trap -- "$__hayfork_end" EXIT

@@ -71,7 +71,6 @@ pub struct Execution {
     deadline: Option<Instant>,
     interrupt_at: Option<Instant>,
     ladder: Option<Ladder>,
-    oom_before: OomCount,
     end: Option<(End, Instant)>,
     spawn: Duration,
     /// The context's interpreter was lost before this execution, unnoticed by the host.
@@ -98,8 +97,9 @@ impl Execution {
         folder.fill(&request.code, &request.env)?;
         let stdin = request.stdin.then(|| folder.stdin()).transpose()?;
         let watch = stdin.as_ref().map(|_| watch_opening(world, &folder)).transpose()?;
-        let (stdin_flag, last_flag) = (u8::from(request.stdin), u8::from(request.last));
-        let line = format!("exec {id} {token} {stdin_flag} {last_flag} <cell {id}>\n");
+        let has = u8::from(request.stdin) | u8::from(!request.env.is_empty()) << 1;
+        let last = u8::from(request.last);
+        let line = format!("exec {id} {token} {has} {last} <cell {id}>\n");
         rustix::io::write(&driver.folder.control, line.as_bytes()).during("write the control line")?;
         let started = Instant::now();
         Ok(Self {
@@ -116,7 +116,6 @@ impl Execution {
             deadline: request.timeout_ms.map(|ms| started + Duration::from_millis(ms)),
             interrupt_at: None,
             ladder: None,
-            oom_before: driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count).unwrap_or_default(),
             end: None,
             spawn,
             lost_before: false,
@@ -261,7 +260,8 @@ impl Execution {
         if self.end.is_some() {
             return;
         }
-        let out_of_memory = oom.is_some_and(|count| count != self.oom_before);
+        // The group is the driver's alone and dies as a whole, so there was no kill before.
+        let out_of_memory = oom.is_some_and(|count| count != OomCount::default());
         self.over(End::Died { status, out_of_memory });
     }
 

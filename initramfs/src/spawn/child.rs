@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::process::{DumpableBehavior, chdir, set_dumpable_behavior, setpriority_process, setsid, umask};
+use rustix::process::{DumpableBehavior, chdir, set_dumpable_behavior, setsid, umask};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, LinkNameSpaceType, Uid, clear_ambient_capability_set,
     move_into_link_name_space, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
@@ -114,8 +114,7 @@ fn descriptors(ready: &Ready<'_>) -> Result<(), Errno> {
 
 /// Undoes what sets the agent apart: user code is preferred when memory is short, and has normal priority and policy.
 pub(crate) fn fair_game() -> Result<(), Errno> {
-    setpriority_process(None, 0)?;
-    schedule::set(schedule::Policy::Normal)?;
+    schedule::set(schedule::Policy::Normal, 0)?;
     let path = "/proc/self/oom_score_adj";
     let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;

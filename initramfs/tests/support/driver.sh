@@ -10,7 +10,7 @@ run() { [ -n "$INTERRUPTED" ] || [ -e "$FOLDER/interrupted" ] || eval "$1"; }
 trap '' INT
 echo ready > "$D/events"
 while true; do
-  read -r word ID TOKEN stdin last name < "$D/control" || continue
+  read -r word ID TOKEN has last name < "$D/control" || continue
   if [ "$word" = renew ]; then
     SEEDS="$SEEDS $ID"
     [ -e "$D/../../deaf" ] || echo renewed > "$D/events"
@@ -19,8 +19,8 @@ while true; do
   [ "$word" = exec ] || continue
   FOLDER="$D/$ID"
   exec > "$FOLDER/out" 2> "$FOLDER/err" < /dev/null
-  if [ "$stdin" = 1 ]; then exec < "$FOLDER/in"; fi
-  [ -e "$FOLDER/env" ] && while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
+  if ((has & 1)); then exec < "$FOLDER/in"; fi
+  ((has & 2)) && while IFS= read -r -d '' entry; do export "$entry"; names="$names ${entry%%=*}"; done < "$FOLDER/env"
   text=$(cat "$FOLDER/code")
   INTERRUPTED=
   trap 'INTERRUPTED=yes; return 130 2> /dev/null' INT

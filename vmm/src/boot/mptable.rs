@@ -3,7 +3,7 @@
 //! ```text
 //!  floating pointer (16 bytes) ──► header (44) │ processor (20) × n │ bus (8) │ I/O APIC (8) │ interrupt (8) × lines │ local interrupt (8) × 2
 //! ```
-//! All lines are those of an ISA bus: edge-triggered, active high. That is how interrupts by event descriptor (irqfd) arrive.
+//! All lines are those of an ISA bus: edge-triggered, active high. So one rise of an input is one interrupt.
 
 use vm_memory::{Bytes, GuestMemoryError, GuestMemoryMmap};
 

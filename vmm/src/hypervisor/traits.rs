@@ -187,16 +187,9 @@ pub trait Kick: Clone + Send + Sync + 'static {
 
 /// An input of the interrupt chip.
 pub trait InterruptTrigger: Send + Sync {
-    /// Raises the interrupt. Never blocks, and there is nothing that the caller could do about a failure.
+    /// Raises the interrupt. When this returns, it has reached the interrupt chip, and is part of its state and that of the virtual
+    /// CPUs. Never blocks, and there is nothing that the caller could do about a failure.
     fn raise(&self);
-
-    /// Returns when all that was raised before has reached the interrupt chip, and is part of its state and that of the
-    /// virtual CPUs. To be called for each line before these are read, with whoever raises it at rest; else an interrupt may
-    /// be on its way, in neither the saved state nor the restored guest.
-    ///
-    /// # Errors
-    /// The hypervisor refuses. The line gives no interrupts any more then.
-    fn flush(&self) -> Result<(), HypervisorError>;
 }
 
 /// Counts guest writes to one address; readable when there were some.

@@ -13,7 +13,6 @@ use hayfork_devices::virtio::vsock::VsockState;
 use serde::{Deserialize, Serialize};
 
 use super::devices::Kept;
-use crate::hypervisor::HypervisorError;
 use crate::memory::layout::MAX_DEVICES;
 
 /// All devices of a machine at rest.
@@ -33,11 +32,6 @@ pub struct DevicesState {
 }
 
 impl Kept {
-    /// Waits until every raised interrupt is with the interrupt chip, whose state then holds it.
-    pub(super) fn flush(&self) -> Result<(), HypervisorError> {
-        self.lines.iter().try_for_each(|line| line.flush())
-    }
-
     /// The devices' state.
     pub(super) fn save(&self) -> DevicesState {
         DevicesState {

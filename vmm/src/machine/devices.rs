@@ -86,7 +86,6 @@ pub(super) struct Kept {
     pub(super) console: Mapped<ConsoleDevice>,
     pub(super) block: Option<BlockState>,
     pub(super) serial: Arc<SerialPort>,
-    pub(super) lines: Vec<Line>,
     /// Doorbells of each device, once they are there.
     bells: Vec<Bells>,
     /// Rung for the vsock device.
@@ -98,14 +97,11 @@ struct Maker<'a, V> {
     vm: &'a V,
     memory: &'a GuestMemoryMmap,
     placed: Vec<Placed>,
-    lines: Vec<Line>,
 }
 
 impl<V: Vm> Maker<'_, V> {
-    fn line(&mut self, number: u32) -> Result<Line, BackendError> {
-        let line = Line::from(self.vm.interrupt_line(number)?);
-        self.lines.push(Arc::clone(&line));
-        Ok(line)
+    fn line(&self, number: u32) -> Result<Line, BackendError> {
+        Ok(Line::from(self.vm.interrupt_line(number)?))
     }
 
     /// Puts a device at the next address. `wake` is rung when it goes live or stops.
@@ -154,7 +150,7 @@ impl Devices {
     ) -> Result<Self, BackendError> {
         let descriptor =
             |source| BackendError::Spawn { what: "making a descriptor for the virtual machine", source };
-        let mut maker = Maker { vm, memory, placed: Vec::new(), lines: Vec::new() };
+        let mut maker = Maker { vm, memory, placed: Vec::new() };
         let wake = VsockSubscriber::bell().map_err(descriptor)?;
         let (agent, channel) = if let Some(agent) = agent {
             (UnixSocket::new(agent).map_err(descriptor)?, None)
@@ -200,7 +196,6 @@ impl Devices {
             console: console_device,
             block,
             serial: Arc::new(serial),
-            lines: maker.lines,
             bells: maker.placed.iter().map(|device| Arc::clone(&device.bells)).collect(),
             wake,
         };

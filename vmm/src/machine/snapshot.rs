@@ -7,9 +7,9 @@
 //! ```text
 //!  1  processors leave the guest, and finish the access that they were at     (vcpu: parked)
 //!  2  the devices' thread finishes what it is at, and waits                   (device_loop: parked)
-//!  3  interrupts that were raised arrive at the interrupt chip                (flush)
-//!  4  processors, interrupt chip, clock, devices, memory are read
+//!  3  processors, interrupt chip, clock, devices, memory are read
 //! ```
+//! Interrupts that were raised are with the interrupt chip by then: raising them is a call that ends when they are there.
 //! Doorbells that rang and were not answered, and interrupts that the guest has not acknowledged, are repeated after a restore.
 //!
 //! # Restoring
@@ -143,13 +143,13 @@ impl<V: Vm> Machine<V> {
         Ok(template)
     }
 
-    /// Steps 1 to 3 of the [module](self).
+    /// Steps 1 and 2 of the [module](self).
     pub(super) fn rest(&self) -> Result<(), BackendError> {
         self.vcpus.pause(PATIENCE).map_err(vcpu_error)?;
         if !self.devices.park(PATIENCE) {
             return Err(prepare(NotAtRest));
         }
-        Ok(self.kept.flush()?)
+        Ok(())
     }
 
     fn read(&self) -> Result<Template, BackendError> {

@@ -226,7 +226,6 @@ fn a_pending_interrupt_is_restored() {
     std::thread::sleep(Duration::from_millis(20));
     threads.pause(PATIENCE).unwrap();
     line.raise();
-    line.flush().unwrap();
     let (memory, saved) = save(&machine, &threads);
     drop((threads, line, machine));
     assert_eq!(exits.0.load(Ordering::SeqCst), 0);

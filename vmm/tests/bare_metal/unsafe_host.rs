@@ -1,4 +1,4 @@
-//! What the tests do to their own process: signal handlers, scheduling, and children made by `fork`.
+//! What the tests do to their own process: signal handlers, and children made by `fork`.
 
 #![allow(unsafe_code)]
 
@@ -39,14 +39,4 @@ pub(crate) fn in_a_child(child: impl FnOnce() -> i32) -> i32 {
             libc::WEXITSTATUS(status)
         }
     }
-}
-
-/// Makes the calling thread one that no ordinary thread, and none of the kernel's workers, takes its processor from. False where
-/// this user may not.
-pub(crate) fn is_made_realtime() -> bool {
-    // SAFETY: A plain struct of numbers. With musl it has more fields than this one.
-    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameters.sched_priority = 1;
-    // SAFETY: reads `parameters`, and concerns this thread (0) only.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) == 0 }
 }

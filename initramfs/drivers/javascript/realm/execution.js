@@ -48,12 +48,12 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
 
   // --- start -------------------------------------------------------------------------------------------------------
 
-  function begin({ id, token, hasStdin, isLast, filename }) {
+  function begin({ id, token, hasStdin, hasVariables, isLast, filename }) {
     const folder = `${runtime.dir}/${id}`;
     current = { id, token, folder, filename, isLast, watched: false, settled: false, restore: [] };
     descriptors.attach(folder, hasStdin);
     listen();
-    setEnvironment(current);
+    if (hasVariables) setEnvironment(current);
     user.prepare(filename);
     runtime.writeExitCode(0); // undefined would not reset it
     const text = runtime.decode(runtime.readFileSync(`${folder}/code`)).replace(/^\uFEFF/, "");
@@ -72,7 +72,6 @@ exports.makeExecutor = function (runtime, user, descriptors, idle) {
 
   function setEnvironment(execution) {
     const { env } = runtime.process;
-    if (!runtime.exists(`${execution.folder}/env`)) return; // the agent makes no file for no variables
     const records = runtime.decode(runtime.readFileSync(`${execution.folder}/env`)).split("\0");
     for (const record of records) {
       const at = record.indexOf("=");

@@ -81,10 +81,10 @@ exports.start = function (runtime, user) {
   }
 };
 
-/** `exec <id> <token> <stdin-flag> <last-flag> <filename>`; the file name is the rest of the line. */
+/** `exec <id> <token> <what it has> <last-flag> <filename>`; the file name is the rest of the line. */
 function parse(line) {
-  const match = /^exec (\d+) ([0-9a-f]{32}) ([01]) ([01]) (.*)\n$/.exec(line);
+  const match = /^exec (\d+) ([0-9a-f]{32}) ([0-3]) ([01]) (.*)\n$/.exec(line);
   if (!match) throw new Error(`not a command: ${line.slice(0, 200)}`);
-  const [, id, token, stdin, last, filename] = match;
-  return { id, token, hasStdin: stdin === "1", isLast: last === "1", filename };
+  const [, id, token, has, last, filename] = match;
+  return { id, token, hasStdin: (has & 1) !== 0, hasVariables: (has & 2) !== 0, isLast: last === "1", filename };
 }

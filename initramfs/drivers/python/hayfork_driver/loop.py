@@ -1,7 +1,7 @@
 """The driver's loop: takes executions from the agent one at a time and says when each is done.
 
-    idle ──"exec ID TOKEN STDIN 0 NAME"──▶ attach ──▶ user code ──▶ report, flush, detach ──"TOKEN done N"──▶ idle
-         ──"exec ID TOKEN STDIN 1 NAME"──▶ attach ──▶ user code ──▶ report ──▶ the interpreter's own end
+    idle ──"exec ID TOKEN HAS 0 NAME"──▶ attach ──▶ user code ──▶ report, flush ──"TOKEN done N"──▶ detach ──▶ idle
+         ──"exec ID TOKEN HAS 1 NAME"──▶ attach ──▶ user code ──▶ report ──▶ the interpreter's own end
          ──"renew SEED"──▶ fresh random numbers ──"renewed"──▶ idle
 
 All of it runs with signals blocked, except user code, what may call user code (`__repr__`, `sys.excepthook`), and the
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 4096
 PIECE = 16384
+#: What an execution has, in its line.
+STDIN, VARIABLES = 1, 2
 ModuleKind = type(sys)
 
 
@@ -62,10 +64,10 @@ def serve(folder: str) -> None:
     settle(main)
     tell(folder, "ready\n")
     while True:
-        number, token, with_stdin, last, filename = wait(folder)
+        number, token, has, last, filename = wait(folder)
         if last:
-            raise part(execute_last(main, f"{folder}/{number}", token, with_stdin, filename))
-        code, before = execute(main, f"{folder}/{number}", token, with_stdin, filename)
+            raise part(execute_last(main, f"{folder}/{number}", token, has, filename))
+        code, before = execute(main, f"{folder}/{number}", token, has, filename)
         border.incoming = bytearray(LONGEST_LINE)
         border.noted = False
         tell(folder, f"{token} done {code}\n")
@@ -105,18 +107,10 @@ def read_file(path: str) -> bytes:
     return content
 
 
-def variables(place: str) -> dict[bytes, bytes]:
-    """The execution's variables. The agent makes no file for none."""
-    try:
-        return parse(read_file(place + "/env"))
-    except FileNotFoundError:
-        return {}
-
-
-def wait(folder: str) -> tuple[str, str, bool, bool, str]:
+def wait(folder: str) -> tuple[str, str, int, bool, str]:
     """Until the agent has an execution for us.
 
-    Gives its number, its token, whether it has a standard input, whether it is the last one, and its name.
+    Gives its number, its token, what it has (`STDIN`, `VARIABLES`), whether it is the last one, and its name.
 
     A handler of the user's may raise at any moment here, even between the end of a read and the moment its result is
     known. So the line is read into an empty buffer, and the buffer says whether it has come.
@@ -141,10 +135,10 @@ def wait(folder: str) -> tuple[str, str, bool, bool, str]:
         tell(folder, "renewed\n")
         if not line[0]:
             border.noted = False
-    _, number, token, with_stdin, last, filename = line[:end].decode().split(" ", 5)
+    _, number, token, has, last, filename = line[:end].decode().split(" ", 5)
     if renewed and exists(f"{folder}/{number}/interrupted"):
         border.noted = True  # the signal may have come before the line was read
-    return number, token, with_stdin == "1", last == "1", filename
+    return number, token, int(has), last == "1", filename
 
 
 def renew(seed: str) -> None:
@@ -205,11 +199,11 @@ def complain(error: BaseException) -> None:
 
 
 def execute(
-    main: ModuleType, place: str, token: str, with_stdin: bool, filename: str
+    main: ModuleType, place: str, token: str, has: int, filename: str
 ) -> tuple[int, dict[bytes, bytes | None]]:
     """One execution. Returns its exit code, and the variables that its environment has replaced."""
     process = current.process
-    cell, before = prepare(main, place, token, with_stdin, filename)
+    cell, before = prepare(main, place, token, has, filename)
     _, error = run_user(cell.run, main)
     if getpid() != process:
         current.folder = ""
@@ -227,12 +221,12 @@ def execute(
     return code, before
 
 
-def execute_last(main: ModuleType, place: str, token: str, with_stdin: bool, filename: str) -> int:
+def execute_last(main: ModuleType, place: str, token: str, has: int, filename: str) -> int:
     """An execution with which the interpreter ends. Returns the exit code, with everything still in its place.
 
     Forked children come here too, when they are at the end of the user's code, and end in the same way.
     """
-    cell, _ = prepare(main, place, token, with_stdin, filename)
+    cell, _ = prepare(main, place, token, has, filename)
     _, error = run_user(cell.run, main)
     code = exit_code(error, cell.codes)
     del error
@@ -242,12 +236,12 @@ def execute_last(main: ModuleType, place: str, token: str, with_stdin: bool, fil
 
 
 def prepare(
-    main: ModuleType, place: str, token: str, with_stdin: bool, filename: str
+    main: ModuleType, place: str, token: str, has: int, filename: str
 ) -> tuple[Cell, dict[bytes, bytes | None]]:
     """Makes everything ready for an execution; gives its code, and the variables that its environment replaces."""
     source = read_file(place + "/code").decode("utf-8", "replace").removeprefix("\ufeff")
-    before = apply(variables(place))
-    attach(place, with_stdin)
+    before = apply(parse(read_file(place + "/env"))) if has & VARIABLES else {}
+    attach(place, has & STDIN != 0)
     settle(main)
     current.folder, current.token = place, token
     return Cell(source, filename), before

@@ -59,8 +59,6 @@ def attach(folder: str, with_stdin: bool) -> None:
     put(folder + "/err", O_WRONLY, 2)
     if with_stdin:
         put(folder + "/in", O_RDONLY, 0)
-    elif not is_null():
-        put("/dev/null", O_RDONLY, 0)
     for name in ("stdout", "stderr"):
         output = outputs[name]
         if not usable(output):
@@ -68,7 +66,14 @@ def attach(folder: str, with_stdin: bool) -> None:
             buffers[name] = output.buffer
         setattr(sys, name, output)
         setattr(sys, f"__{name}__", output)
-    sys.stdin = sys.__stdin__ = new_input()  # type: ignore[misc]
+    if with_stdin:
+        sys.stdin = sys.__stdin__ = new_input()  # type: ignore[misc]
+        return
+    if not is_null():
+        put("/dev/null", O_RDONLY, 0)
+    made = prepared["stdin"] or new_input()
+    prepared["stdin"] = None
+    sys.stdin = sys.__stdin__ = made  # type: ignore[misc]
 
 
 def is_null() -> bool:
@@ -95,6 +100,7 @@ def detach(folder: str) -> None:
     put(folder + "/idle.out", O_WRONLY, 1)
     put(folder + "/idle.err", O_WRONLY, 2)
     put("/dev/null", O_RDONLY, 0)
+    prepared["stdin"] = new_input()
 
 
 def flush() -> None:
@@ -141,6 +147,8 @@ def new_input() -> TextIOWrapper:
     return text  # type: ignore[no-any-return]
 
 
+#: The next `sys.stdin`, made by `detach`, which nobody waits for.
+prepared: dict[str, Any] = {"stdin": None}
 outputs: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
 buffers: dict[str, Any] = {name: output.buffer for name, output in outputs.items()}
 NULL_DEVICE = stat_("/dev/null").st_rdev

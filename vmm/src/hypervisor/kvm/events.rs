@@ -17,14 +17,13 @@ pub(super) fn eventfd() -> Result<EventFd, HypervisorError> {
         .map_err(|source| HypervisorError::Call { call: "eventfd", source })
 }
 
-/// An input of the interrupt chip, by an irqfd. It goes when this is dropped.
+/// An input of the interrupt chip. One raise is a rise and a fall of the input, both by `KVM_IRQ_LINE`.
 ///
-/// A write is not the interrupt yet: the kernel takes it away at once, and has a worker thread pulse the input soon after,
-/// hence [`InterruptTrigger::flush`]. `KVM_IRQ_LINE` would pulse it in the call, and is faster: measured on an idle kvm_pvm,
-/// 14 us to a halted guest's handler and back and 2 us for the caller, against 17 to 26 us and 6 us. But whoever has the
-/// descriptor needs nothing else of the machine, and may be another process.
+/// By an irqfd it would be a write to a descriptor. But inputs of an I/O APIC may not be set where KVM hears of that write, so it
+/// has a worker thread of the kernel do it, some time later: measured on an idle kvm_pvm, 17 to 26 us to a halted guest's handler and
+/// back and 6 us for the caller, against 14 us and 2 us by the call. And interrupts on their way would have to be waited for before
+/// state is read. Whoever raises an input is in the machine's process in any case.
 pub(super) struct IrqLine {
-    eventfd: EventFd,
     line: u32,
     /// Weak: a line does not keep its machine alive.
     vm: Weak<Inner>,
@@ -36,29 +35,19 @@ impl IrqLine {
         if line >= LINES {
             return Err(HypervisorError::Lacks { what: "an interrupt line of this number" });
         }
-        let line = Self { eventfd: eventfd()?, line, vm: Arc::downgrade(vm) };
-        line.connect(vm)?;
-        Ok(line)
-    }
-
-    fn connect(&self, vm: &Inner) -> Result<(), HypervisorError> {
-        vm.fd.register_irqfd(&self.eventfd, self.line).map_err(failed("KVM_IRQFD"))
+        // Low, as it is from the start: fails where there is no interrupt chip.
+        vm.fd.set_irq_line(line, false).map_err(failed("KVM_IRQ_LINE"))?;
+        Ok(Self { line, vm: Arc::downgrade(vm) })
     }
 }
 
 impl InterruptTrigger for IrqLine {
     fn raise(&self) {
-        // Fails only if the counter is at its end, and then an interrupt is on its way.
-        let _ = self.eventfd.write(1);
-    }
-
-    fn flush(&self) -> Result<(), HypervisorError> {
-        // Disconnecting waits for the worker. What is raised before the line is connected again stays in the counter, and KVM
-        // looks there when it connects it.
         let Some(vm) = self.vm.upgrade() else {
-            return Ok(());
+            return;
         };
-        vm.fd.unregister_irqfd(&self.eventfd, self.line).map_err(failed("KVM_IRQFD"))?;
-        self.connect(&vm)
+        // Fails only where there is no such input, and there was one.
+        let _ = vm.fd.set_irq_line(self.line, true);
+        let _ = vm.fd.set_irq_line(self.line, false);
     }
 }

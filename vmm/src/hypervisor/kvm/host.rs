@@ -20,10 +20,9 @@ const DEVICE: &str = "/dev/kvm";
 const API_VERSION: i32 = 12;
 
 /// What is needed, and how to name it when it is missing.
-const NEEDED: [(Cap, &str); 7] = [
+const NEEDED: [(Cap, &str); 6] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
-    (Cap::Irqfd, "KVM_CAP_IRQFD"),
     (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
     (Cap::AdjustClock, "KVM_CAP_ADJUST_CLOCK"),

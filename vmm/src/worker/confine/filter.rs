@@ -132,7 +132,6 @@ const KVM_RUNNING: &[u32] = &[
     ior::<kvm::kvm_xcrs>(0xa6),        // KVM_GET_XCRS
     iowr::<kvm::kvm_irqchip>(0x62),    // KVM_GET_IRQCHIP
     ior::<kvm::kvm_clock_data>(0x7c),  // KVM_GET_CLOCK
-    iow::<kvm::kvm_irqfd>(0x76),       // KVM_IRQFD: flushed by taking a line away and giving it back
     io(0xad),                          // KVM_KVMCLOCK_CTRL
     io(0x03),                          // KVM_CHECK_EXTENSION
 ];
