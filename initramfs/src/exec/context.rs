@@ -18,8 +18,7 @@ use rustix::process::{Pid, WaitStatus};
 
 use super::driver::{Driver, PATIENCE, exit_code};
 use super::events::{DriverEvent, Lines};
-use super::execution::{Execution, State, micros};
-use super::folder::Folder;
+use super::execution::{Execution, Spent, State, micros};
 use super::idle::IdleOutput;
 use super::place::Place;
 use super::stop::Reason;
@@ -71,8 +70,8 @@ pub struct Context {
     start_error: Option<String>,
     /// The folder of a driver that ended, while its last execution still has one in it.
     old_folder: Option<super::folder::DriverFolder>,
-    /// The folder of an execution that is over and reported; removed once that is on its way to the host.
-    used: Option<Folder>,
+    /// The last execution, once that is over and its end on its way to the host.
+    used: Option<Spent>,
     /// Where the next execution takes place, if there was time to make that.
     next: Option<Place>,
     next_id: u64,
@@ -443,7 +442,7 @@ impl Context {
     /// An execution is over: what it left behind goes to the background.
     fn retire(&mut self) {
         let Some(execution) = self.running.take() else { return };
-        let (sources, folder) = execution.into_parts();
+        let (sources, spent) = execution.into_parts();
         for (mut source, stderr) in sources.into_iter().zip([false, true]) {
             source.wake();
             self.background.push_back((source, stderr));
@@ -452,9 +451,9 @@ impl Context {
             self.background.pop_front();
         }
         match self.old_folder.take() {
-            None => self.used = Some(folder),
+            None => self.used = Some(spent),
             Some(drivers) => {
-                drop(folder);
+                drop(spent);
                 drop(drivers); // which that one lay in
             }
         }

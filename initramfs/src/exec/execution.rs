@@ -339,10 +339,18 @@ impl Execution {
         })
     }
 
-    /// The output pipes, which children that were left behind may still write to, and the folder, to be removed.
-    pub fn into_parts(self) -> ([Source; 2], Folder) {
-        ([self.out.into_source(), self.err.into_source()], self.folder)
+    /// The output pipes, which children that were left behind may still write to, and what is to be done away with.
+    pub fn into_parts(self) -> ([Source; 2], Spent) {
+        ([self.out.into_source(), self.err.into_source()], Spent { _results: self.results, _folder: self.folder })
     }
+}
+
+/// What is left of an execution that is over and reported: dropped when nobody waits.
+#[derive(Debug)]
+pub struct Spent {
+    _results: Results,
+    // Last, so that the FIFOs are closed when it is removed.
+    _folder: Folder,
 }
 
 /// A duration in whole microseconds.
