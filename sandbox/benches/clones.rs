@@ -32,10 +32,12 @@ fn main() {
     if std::env::var_os("HAYFORK_IMAGES_DIR").is_none() {
         return println!("clones: not measured: HAYFORK_IMAGES_DIR names no image set");
     }
-    let backends = if arguments.is_empty() { vec!["monitor".into(), "worker".into(), "qemu".into()] } else { arguments };
+    let backends =
+        if arguments.is_empty() { vec!["monitor".into(), "worker".into(), "qemu".into()] } else { arguments };
     for backend in backends {
         let rounds = if backend == "qemu" { 10 } else { 200 };
-        let (name, isolation) = if backend == "worker" { ("monitor", "worker") } else { (&*backend, "process") };
+        let (name, isolation) =
+            if backend == "worker" { ("monitor", "worker") } else { (&*backend, "process") };
         let options = EngineOptions {
             backend: Some(name.into()),
             isolation: Some(isolation.into()),

@@ -341,7 +341,10 @@ impl Execution {
 
     /// The output pipes, which children that were left behind may still write to, and what is to be done away with.
     pub fn into_parts(self) -> ([Source; 2], Spent) {
-        ([self.out.into_source(), self.err.into_source()], Spent { _results: self.results, _folder: self.folder })
+        (
+            [self.out.into_source(), self.err.into_source()],
+            Spent { _results: self.results, _folder: self.folder },
+        )
     }
 }
 

@@ -36,7 +36,8 @@ impl Place {
         let out_watch = world.poller.watch(&out, Token::Context(context, Part::Stdout))?;
         let err_watch = world.poller.watch(&err, Token::Context(context, Part::Stderr))?;
         world.poller.add(&results, Token::Context(context, Part::Results))?;
-        let mut sources = [Source::paced(out, out_watch), Source::paced(err, err_watch), Source::new(results)];
+        let mut sources =
+            [Source::paced(out, out_watch), Source::paced(err, err_watch), Source::new(results)];
         // Nobody has opened them for writing; an event tells of the first bytes.
         sources.iter_mut().for_each(Source::rest);
         let [out, err, results] = sources;

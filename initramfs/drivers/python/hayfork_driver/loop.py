@@ -71,7 +71,7 @@ def serve(folder: str) -> None:
         border.incoming = bytearray(LONGEST_LINE)
         border.noted = False
         tell(folder, f"{token} done {code}\n")
-        sched_yield()  # the agent has something to say to the host, which waits for it; nobody waits for what follows here
+        sched_yield()  # to the agent, which has something to tell the host; for what follows here nobody waits
         detach(folder)
         restore(before)
 
@@ -198,9 +198,7 @@ def complain(error: BaseException) -> None:
     print_error(error)
 
 
-def execute(
-    main: ModuleType, place: str, token: str, has: int, filename: str
-) -> tuple[int, dict[bytes, bytes | None]]:
+def execute(main: ModuleType, place: str, token: str, has: int, filename: str) -> tuple[int, dict[bytes, bytes | None]]:
     """One execution. Returns its exit code, and the variables that its environment has replaced."""
     process = current.process
     cell, before = prepare(main, place, token, has, filename)
@@ -303,7 +301,7 @@ def show_rest() -> None:
 
 
 def untouched() -> bool:
-    """Whether nothing but our own output objects can hold output, so that no code of the user's is called to flush it."""
+    """Whether only our own output objects can hold output, so that no code of the user's is called to flush it."""
     ours = all(getattr(sys, name, None) is output for name, output in outputs.items())
     return ours and "_ctypes" not in modules
 
