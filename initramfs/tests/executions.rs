@@ -475,3 +475,53 @@ fn an_interpreter_that_cannot_start_is_an_error_for_each_execution() {
     is(FailureCode::CannotStart, &outcome);
     assert!(outcome.failure().message.contains("I am ill"), "{:?}", outcome.failure());
 }
+
+/// Number of the execution's folder, which lasts as long as the folder does, and what is in it.
+fn place(host: &mut Host, more: &str) -> (String, String) {
+    let outcome = host.sh(&format!("{more} stat -c %i \"$FOLDER\"; ls \"$FOLDER\""));
+    let out = outcome.out();
+    let (inode, files) = out.split_once('\n').unwrap();
+    (inode.to_owned(), files.replace('\n', " ").trim_end().to_owned())
+}
+
+#[test]
+fn a_place_that_nobody_uses_any_more_is_used_again() {
+    let mut host = Host::start();
+    let (first, files) = place(&mut host, "");
+    assert_eq!(files, "code err out results");
+    for round in 0..20 {
+        let env = vec![("A".to_owned(), "b".to_owned())];
+        let code = format!("echo out; echo $A {round} >&2");
+        let outcome = host.run(&Request::Execute(Execute { env, ..execute(&code) }));
+        assert_eq!((outcome.out(), outcome.err()), ("out\n".to_owned(), format!("b {round}\n")));
+    }
+    // Nothing of the others is left in it, and nothing of their output comes again.
+    let (again, files) = place(&mut host, "");
+    assert_eq!((again, files.as_str()), (first, "code err out results"));
+    // One with a standard input is not: the agent waits for its driver to open that.
+    for _ in 0..3 {
+        let stream = host.open(&Request::Execute(Execute { stdin: true, ..execute("cat") }));
+        host.send(stream, Channel::Stdin, b"in");
+        assert_eq!(host.end(stream).out(), "in");
+    }
+}
+
+#[test]
+fn a_place_that_somebody_still_writes_to_is_not_used_again() {
+    let mut host = Host::start();
+    let (first, _) = place(&mut host, "(sleep 1; echo late) &");
+    let (second, _) = place(&mut host, "");
+    assert_ne!(second, first);
+    let (third, _) = place(&mut host, "");
+    assert_eq!(third, second);
+    std::thread::sleep(Duration::from_millis(1200));
+    assert_eq!(host.run(&Request::IdleOutput { context: 1 }).out(), "late\n");
+}
+
+#[test]
+fn a_place_whose_results_somebody_holds_is_not_used_again() {
+    let mut host = Host::start();
+    let (first, _) = place(&mut host, "sleep 5 8> \"$FOLDER/results\" > /dev/null 2>&1 &");
+    let (second, _) = place(&mut host, "");
+    assert_ne!(second, first);
+}

@@ -10,6 +10,9 @@
 #[path = "../tests/guest/mod.rs"]
 mod guest;
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod floor;
+
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 fn main() {}
 
@@ -31,6 +34,7 @@ mod measure {
     use hayfork_vmm::boot::kernel::Kernel;
     use hayfork_vmm::monitor::{Monitor, settle};
 
+    use crate::floor::Floor;
     use crate::guest::{self, Client};
 
     const BOOTS: usize = 30;
@@ -124,6 +128,16 @@ mod measure {
             start.elapsed()
         };
         line("keeping a restored machine, what it has written", (0..10).map(|_| capture()).collect());
+        let floor = Floor::new(u64::from(spec.memory_mib) << 20, set.clone());
+        let costs: Vec<_> = (0..BOOTS).map(|_| floor.one()).collect();
+        line(
+            "floor of a restore: the hypervisor's calls alone",
+            costs.iter().map(|cost| cost.calls).collect(),
+        );
+        line(
+            "floor of a restore: that memory mapped, and those pages copied",
+            costs.iter().map(|cost| cost.pages).collect(),
+        );
         for (what, template) in [("", &template), (", working set ahead", &template.with_working_set(set))] {
             let (mut made, mut answered, mut lives) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..BOOTS {

@@ -18,17 +18,14 @@ use rustix::process::{Pid, WaitStatus};
 
 use super::driver::{Driver, PATIENCE, exit_code};
 use super::events::{DriverEvent, Lines};
-use super::execution::{Execution, Spent, State, micros};
-use super::idle::IdleOutput;
+use super::execution::{Execution, State, micros};
+use super::leftovers::Leftovers;
 use super::place::Place;
 use super::stop::Reason;
 use crate::error::Result;
 use crate::io::{Got, Outlet, Source};
 use crate::poller::Part;
 use crate::world::World;
-
-/// Output pipes of children that outlived their execution, per context. The oldest is closed for a new one.
-const MAX_BACKGROUND: usize = 32;
 
 /// An execution that waits for its turn.
 #[derive(Debug)]
@@ -59,9 +56,8 @@ pub struct Context {
     lines: Lines,
     running: Option<Execution>,
     waiting: VecDeque<Waiting>,
-    idle: IdleOutput,
+    leftovers: Leftovers,
     idle_requests: VecDeque<IdleRequest>,
-    background: VecDeque<(Source, bool)>,
     /// The interpreter ended while nothing ran.
     lost: bool,
     /// The driver has to renew its random numbers before the next execution.
@@ -70,8 +66,6 @@ pub struct Context {
     start_error: Option<String>,
     /// The folder of a driver that ended, while its last execution still has one in it.
     old_folder: Option<super::folder::DriverFolder>,
-    /// The last execution, once that is over and its end on its way to the host.
-    used: Option<Spent>,
     /// Where the next execution takes place, if there was time to make that.
     next: Option<Place>,
     next_id: u64,
@@ -92,14 +86,12 @@ impl Context {
             lines: Lines::default(),
             running: None,
             waiting: VecDeque::new(),
-            idle: IdleOutput::default(),
+            leftovers: Leftovers::default(),
             idle_requests: VecDeque::new(),
-            background: VecDeque::new(),
             lost: false,
             renew_due: false,
             start_error: None,
             old_folder: None,
-            used: None,
             next: None,
             next_id: 1,
             closing: false,
@@ -309,12 +301,7 @@ impl Context {
         if let Some(execution) = &mut self.running {
             execution.wake(part);
         }
-        // Pipes that moved to the background are still registered as the execution's.
-        if matches!(part, Part::Stdout | Part::Stderr) {
-            for (source, _) in &mut self.background {
-                source.wake();
-            }
-        }
+        self.leftovers.wake(part);
     }
 
     /// A driver opened something in a watched folder.
@@ -330,9 +317,8 @@ impl Context {
             self.driver.as_ref().filter(|driver| !driver.is_ready()).map(|driver| driver.started + PATIENCE);
         let run = self.running.as_ref().and_then(Execution::deadline);
         let idle = self.driver.iter().flat_map(|driver| &driver.idle);
-        let background = self.background.iter().map(|(source, _)| source);
-        let pauses = idle.chain(background).filter_map(Source::deadline);
-        [start, run].into_iter().flatten().chain(pauses).min()
+        let pauses = idle.filter_map(Source::deadline);
+        [start, run, self.leftovers.deadline()].into_iter().flatten().chain(pauses).min()
     }
 
     /// Does what is due.
@@ -349,10 +335,10 @@ impl Context {
 
     /// Moves everything that can move. True if there is more to do at once.
     pub fn pump(&mut self, world: &mut World, mut mux: Option<&mut Mux>, buffer: &mut [u8]) -> bool {
-        self.tidy(world);
         let mut busy = self.listen(buffer);
         self.check_start();
         busy |= self.collect_idle(buffer);
+        self.tidy(world);
         if let Some(execution) = &mut self.running {
             let mut outlet = Outlet::new(mux.as_deref_mut(), execution.stream);
             match execution.pump(&mut outlet, buffer) {
@@ -374,13 +360,16 @@ impl Context {
         busy
     }
 
-    /// Does what nobody waits for: removes the last execution's folder, and makes the next one's.
+    /// Does what nobody waits for: sees to it that there is a place for the next execution.
     fn tidy(&mut self, world: &World) {
-        self.used = None;
         let is_idle = self.running.is_none() && self.waiting.is_empty() && !self.closing;
-        if let Some(driver) = self.driver.as_ref().filter(|driver| driver.is_ready() && is_idle)
-            && self.next.is_none()
-        {
+        let Some(driver) = self.driver.as_ref().filter(|driver| driver.is_ready() && is_idle) else { return };
+        if self.next.is_some() {
+            return;
+        }
+        let is_first = !self.leftovers.has_last();
+        self.next = self.leftovers.reuse(|| number(&mut self.next_id));
+        if is_first {
             // If there is no room for it, the execution will say so.
             self.next = Place::make(world, driver, self.key, number(&mut self.next_id)).ok();
         }
@@ -417,45 +406,16 @@ impl Context {
 
     /// Reads what no execution claims.
     fn collect_idle(&mut self, buffer: &mut [u8]) -> bool {
-        let mut busy = false;
-        if let Some(driver) = &mut self.driver {
-            for (source, stderr) in driver.idle.iter_mut().zip([false, true]) {
-                if let Got::Bytes(n) = source.read(buffer) {
-                    self.idle.push(stderr, &buffer[..n]);
-                    busy = true;
-                }
-            }
-        }
-        let idle = &mut self.idle;
-        self.background.retain_mut(|(source, stderr)| match source.read(buffer) {
-            Got::Bytes(n) => {
-                idle.push(*stderr, &buffer[..n]);
-                busy = true;
-                true
-            }
-            Got::Nothing => true,
-            Got::End => false,
-        });
-        busy
+        self.leftovers.collect(self.driver.as_mut().map(|driver| &mut driver.idle), buffer)
     }
 
-    /// An execution is over: what it left behind goes to the background.
+    /// An execution is over: what it left behind is kept, or goes to the background.
     fn retire(&mut self) {
         let Some(execution) = self.running.take() else { return };
-        let (sources, spent) = execution.into_parts();
-        for (mut source, stderr) in sources.into_iter().zip([false, true]) {
-            source.wake();
-            self.background.push_back((source, stderr));
-        }
-        while self.background.len() > MAX_BACKGROUND {
-            self.background.pop_front();
-        }
-        match self.old_folder.take() {
-            None => self.used = Some(spent),
-            Some(drivers) => {
-                drop(spent);
-                drop(drivers); // which that one lay in
-            }
+        self.leftovers.take(execution.into_place());
+        if let Some(drivers) = self.old_folder.take() {
+            self.leftovers.part_with_last(); // which lay in the driver's
+            drop(drivers);
         }
     }
 
@@ -486,7 +446,8 @@ impl Context {
         let Some(Waiting { stream, request, stdin, stdin_ended }) = self.waiting.pop_front() else { return };
         // Told once, to the execution that caused the start.
         let spawn = driver.ready_after.replace(Duration::ZERO).unwrap_or_default();
-        let place = match self.next.take() {
+        let next = self.next.take().or_else(|| self.leftovers.reuse(|| number(&mut self.next_id)));
+        let place = match next {
             Some(place) => Ok(place),
             None => Place::make(world, driver, self.key, number(&mut self.next_id)),
         };
@@ -538,7 +499,8 @@ impl Context {
         self.check_start();
         let Some(driver) = self.driver.take() else { return };
         // They lie in the driver's folder.
-        (self.next, self.used) = (None, None);
+        self.next = None;
+        self.leftovers.part_with_last();
         self.renew_due = false; // a new one begins with new random numbers
         let oom = driver.cgroup.as_ref().map(crate::cgroup::Cgroup::oom_count);
         if let Some(cgroup) = driver.cgroup {
@@ -551,7 +513,7 @@ impl Context {
             }
             None if driver.ready_after.is_none() => {
                 let why = self.start_error.take().unwrap_or_else(|| {
-                    let last = self.idle.take_last_words();
+                    let last = self.leftovers.idle.take_last_words();
                     format!(
                         "exit code {} before it was ready; {}",
                         exit_code(status),
@@ -569,7 +531,7 @@ impl Context {
     fn answer_idle_requests(&mut self, mut mux: Option<&mut Mux>) {
         while let Some(request) = self.idle_requests.front_mut() {
             let mut outlet = Outlet::new(mux.as_deref_mut(), Some(request.stream));
-            if !self.idle.send(&mut outlet, &mut request.sent) {
+            if !self.leftovers.idle.send(&mut outlet, &mut request.sent) {
                 return;
             }
             outlet.event(&Event::Done { bytes: request.sent });

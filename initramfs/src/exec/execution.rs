@@ -22,7 +22,7 @@ use super::results::{Progress, Results};
 use super::stop::{Ladder, Reason};
 use crate::cgroup::OomCount;
 use crate::error::{During, Result};
-use crate::io::{Outlet, Sink, Source};
+use crate::io::{Outlet, Sink};
 use crate::poller::{Part, Token};
 use crate::world::World;
 
@@ -75,6 +75,8 @@ pub struct Execution {
     spawn: Duration,
     /// The context's interpreter was lost before this execution, unnoticed by the host.
     pub lost_before: bool,
+    /// Its number.
+    id: u64,
     // Last, so that the FIFOs are closed when it is removed.
     folder: Folder,
 }
@@ -119,6 +121,7 @@ impl Execution {
             end: None,
             spawn,
             lost_before: false,
+            id,
             folder,
         })
     }
@@ -339,21 +342,11 @@ impl Execution {
         })
     }
 
-    /// The output pipes, which children that were left behind may still write to, and what is to be done away with.
-    pub fn into_parts(self) -> ([Source; 2], Spent) {
-        (
-            [self.out.into_source(), self.err.into_source()],
-            Spent { _results: self.results, _folder: self.folder },
-        )
+    /// Where it took place. Children that were left behind may still write to its output pipes.
+    pub fn into_place(self) -> Place {
+        let Self { id, out, err, results, folder, .. } = self;
+        Place { id, out: out.into_source(), err: err.into_source(), results: results.into_source(), folder }
     }
-}
-
-/// What is left of an execution that is over and reported: dropped when nobody waits.
-#[derive(Debug)]
-pub struct Spent {
-    _results: Results,
-    // Last, so that the FIFOs are closed when it is removed.
-    _folder: Folder,
 }
 
 /// A duration in whole microseconds.

@@ -20,7 +20,9 @@
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, mkdirat, mknodat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, mkdirat, mknodat, openat, renameat, unlinkat,
+};
 use rustix::io::Errno;
 
 use crate::error::{During, Result};
@@ -99,6 +101,32 @@ impl Folder {
                 Err(errno) => return Err(errno).during_with(|| format!("write {name}")),
             }
         }
+        Ok(())
+    }
+}
+
+/// What every execution has, in any case: those that stay when its folder becomes another one's.
+const LASTING: [&str; 3] = ["out", "err", "results"];
+
+impl Folder {
+    /// Whether that was made in it.
+    pub fn has(&self, name: &str) -> bool {
+        self.files.borrow().contains(&name)
+    }
+
+    /// Makes it the folder of another execution: it gets that name, and what only the last one has brought is taken out.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused. It is of no use then.
+    pub fn rename(&mut self, name: String) -> Result<()> {
+        let (lasting, brought) = self.files.take().into_iter().partition(|file| LASTING.contains(file));
+        self.files = RefCell::new(lasting);
+        for file in Vec::from(brought) {
+            unlinkat(&self.fd, file, AtFlags::empty()).during_with(|| format!("remove {file}"))?;
+        }
+        renameat(&self.parent, self.name.as_str(), &self.parent, name.as_str())
+            .during_with(|| format!("rename the folder {}", self.name))?;
+        self.name = name;
         Ok(())
     }
 }

@@ -17,6 +17,7 @@ pub mod events;
 pub mod execution;
 pub mod folder;
 pub mod idle;
+pub mod leftovers;
 pub mod output;
 mod place;
 pub mod results;

@@ -1,12 +1,12 @@
 //! Where an execution takes place: its folder with FIFOs, and the agent's ends of them, watched.
 //!
 //! It is made ahead, while the context is idle: who hands in code waits for none of it, and a snapshot of an idle guest has it
-//! already.
+//! already. A place that was used and that nobody uses any more is used again ([`super::leftovers`]).
 
 use super::driver::Driver;
 use super::folder::{ExecutionFolder, Folder};
 use crate::error::Result;
-use crate::io::Source;
+use crate::io::{Got, Source};
 use crate::poller::{Part, Token};
 use crate::world::World;
 
@@ -36,11 +36,32 @@ impl Place {
         let out_watch = world.poller.watch(&out, Token::Context(context, Part::Stdout))?;
         let err_watch = world.poller.watch(&err, Token::Context(context, Part::Stderr))?;
         world.poller.add(&results, Token::Context(context, Part::Results))?;
-        let mut sources =
-            [Source::paced(out, out_watch), Source::paced(err, err_watch), Source::new(results)];
-        // Nobody has opened them for writing; an event tells of the first bytes.
-        sources.iter_mut().for_each(Source::rest);
-        let [out, err, results] = sources;
-        Ok(Self { id, out, err, results, folder })
+        let (out, err) = (Source::paced(out, out_watch), Source::paced(err, err_watch));
+        Ok(Self { id, out, err, results: Source::new(results), folder }.fresh())
+    }
+
+    /// Nobody has opened its pipes for writing: an event tells of the first bytes.
+    fn fresh(mut self) -> Self {
+        for source in [&mut self.out, &mut self.err, &mut self.results] {
+            source.expect();
+            source.rest();
+        }
+        self
+    }
+
+    /// The same as the place of another execution, whose output pipes nobody writes to any more. `None` if somebody writes to the
+    /// third one, or if the kernel refuses; the next execution says why, if it concerns that too. Also where there was a standard
+    /// input: that folder is watched for who opens one, and the agent itself would be the first.
+    pub fn renewed(mut self, id: u64) -> Option<Self> {
+        if self.folder.has("in") {
+            return None;
+        }
+        self.results.wake();
+        if self.results.read(&mut [0]) != Got::End {
+            return None;
+        }
+        self.folder.rename(id.to_string()).ok()?;
+        self.id = id;
+        Some(self.fresh())
     }
 }

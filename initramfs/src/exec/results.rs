@@ -102,6 +102,11 @@ impl Results {
         self.left = Some(self.source.waiting());
     }
 
+    /// The FIFO, for the next execution.
+    pub fn into_source(self) -> Source {
+        self.source
+    }
+
     /// Whether the host waits for more bytes of a bundle.
     pub fn is_within_bundle(&self) -> bool {
         self.body_left > 0
