@@ -32,6 +32,7 @@ use crate::named::{BuildOptions, CloneOptions, Named, NamedTemplate, Wishes};
 use crate::options::{EngineOptions, SandboxOptions, TemplateStore, WarmOptions};
 use crate::paused::{Paused, ResumeOptions, Resumed};
 use crate::pool::admission::Admission;
+use crate::pool::turns::Turns;
 use crate::pool::{Key, Origin, Pools, Shelf};
 use crate::process::ThisProcess;
 use crate::reaper::Reaper;
@@ -63,6 +64,7 @@ pub(crate) struct Inner {
     pub(crate) backends: Backends,
     pub(crate) reaper: Reaper,
     pub(crate) admission: Admission,
+    pub(crate) turns: Turns,
     pub(crate) pools: Pools,
     pub(crate) shelf: Shelf,
     pub(crate) named: Named,
@@ -133,6 +135,7 @@ impl Engine {
             wishes: Wishes::default(),
             reaper,
             admission: Admission::new(most),
+            turns: Turns::of_this_host(),
             pools: Pools::default(),
             runtime: Some(runtime),
             handle,

@@ -18,6 +18,7 @@ mod keeper;
 mod lull;
 mod shelf;
 mod template;
+pub(crate) mod turns;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};

@@ -191,6 +191,7 @@ impl Inner {
         limit: Duration,
     ) -> Result<Guest, Error> {
         let id = new_id()?;
+        let _turn = self.turns.take().await;
         let inner = Arc::clone(self);
         let restored = self.handle().spawn_blocking(move || {
             let launch = inner.reaper.announce().ok_or_else(|| Error::closed(SHUT_DOWN))?;

@@ -121,7 +121,7 @@ impl Folder {
     pub fn rename(&mut self, name: String) -> Result<()> {
         let (lasting, brought) = self.files.take().into_iter().partition(|file| LASTING.contains(file));
         self.files = RefCell::new(lasting);
-        for file in Vec::from(brought) {
+        for file in brought {
             unlinkat(&self.fd, file, AtFlags::empty()).during_with(|| format!("remove {file}"))?;
         }
         renameat(&self.parent, self.name.as_str(), &self.parent, name.as_str())
