@@ -40,7 +40,7 @@ pub struct Cgroups {
 pub struct Cgroup {
     name: String,
     folder: OwnedFd,
-    /// `memory.events`, open: it is read for each execution.
+    /// `memory.events`, open: it is read when a process of the group has died.
     events: Option<OwnedFd>,
 }
 

@@ -52,6 +52,11 @@ impl<'a> Outlet<'a> {
         }
     }
 
+    /// Whether nothing waits for the carrier, of any operation.
+    pub fn is_empty(&self) -> bool {
+        self.to.as_ref().is_none_or(|(mux, _)| mux.output().is_empty())
+    }
+
     /// Sends bytes, at most [`Outlet::room`].
     pub fn data(&mut self, channel: Channel, bytes: &[u8]) {
         if let Some((mux, stream)) = &mut self.to {

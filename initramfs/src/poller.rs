@@ -1,6 +1,6 @@
 //! Edge-triggered readiness of descriptors, by epoll.
 //!
-//! Every descriptor is registered once, for everything, with a [`Token`] that says whose it is. An event only means "try
+//! Every descriptor is registered once, for reading or for both, with a [`Token`] that says whose it is. An event only means "try
 //! again"; whoever owns the descriptor remembers that until the kernel says EAGAIN. Events for an owner that is gone are
 //! ignored by looking it up, so nothing has to be unregistered: closing does that. An owner that reads by the clock for a
 //! while has no events for that time ([`Watch`]).
@@ -122,7 +122,7 @@ pub struct Ready {
     pub hung_up: bool,
 }
 
-/// What every descriptor is watched for. EPOLLERR and EPOLLHUP are reported in any case.
+/// What a descriptor is watched for that is read from. EPOLLERR and EPOLLHUP are reported in any case.
 const READING: EventFlags =
     EventFlags::IN.union(EventFlags::PRI).union(EventFlags::RDHUP).union(EventFlags::ET);
 

@@ -115,14 +115,14 @@ impl Session {
 
     /// When [`Session::on_time`] is due.
     pub fn deadline(&self) -> Option<Instant> {
-        let held = self.held.map(|(_, until)| until);
+        let held = self.held.filter(|_| self.answer.is_empty()).map(|(_, until)| until);
         [self.carrier.deadline(), held].into_iter().flatten().min()
     }
 
     /// What was said so far is sent with what is said next, but no later than `until`: each message wakes the host, and its
     /// acknowledgement the guest.
     pub fn hold(&mut self, until: Instant) {
-        if let Phase::Talking(mux) = &self.phase {
+        if let (Phase::Talking(mux), None) = (&self.phase, self.held) {
             self.held = Some((mux.output().len(), until));
         }
     }

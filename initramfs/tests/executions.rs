@@ -476,9 +476,9 @@ fn an_interpreter_that_cannot_start_is_an_error_for_each_execution() {
     assert!(outcome.failure().message.contains("I am ill"), "{:?}", outcome.failure());
 }
 
-/// Number of the execution's folder, which lasts as long as the folder does, and what is in it.
+/// What tells the execution's folder from any other (numbers are given again, birthdays are not), and what is in it.
 fn place(host: &mut Host, more: &str) -> (String, String) {
-    let outcome = host.sh(&format!("{more} stat -c %i \"$FOLDER\"; ls \"$FOLDER\""));
+    let outcome = host.sh(&format!("{more} stat -c '%i %w' \"$FOLDER\"; ls \"$FOLDER\""));
     let out = outcome.out();
     let (inode, files) = out.split_once('\n').unwrap();
     (inode.to_owned(), files.replace('\n', " ").trim_end().to_owned())

@@ -19,7 +19,7 @@
 //! | [`Vm::create_vcpu`] | `KVM_CREATE_VCPU`, `mmap` of the run page | `hv_vcpu_create` on the calling thread; the run page is its `hv_vcpu_exit_t` |
 //! | [`Vm::interrupt_line`] | `KVM_IRQ_LINE` to low | a closure over the SPI number |
 //! | [`InterruptTrigger::raise`] | `KVM_IRQ_LINE` to high, then to low | `hv_gic_set_spi(intid, true)`, then `false` |
-//! //! | [`Vm::doorbell`] | `KVM_IOEVENTFD` | `None`: the write arrives as an exit |
+//! | [`Vm::doorbell`] | `KVM_IOEVENTFD` | `None`: the write arrives as an exit |
 //! | [`Vm::clock`], [`Vm::set_clock`] | `KVM_GET_CLOCK`, `KVM_SET_CLOCK` | `mach_absolute_time` and `hv_vcpu_set_vtimer_offset` of each virtual CPU |
 //! | [`Vm::interrupt_chip_state`], [`Vm::set_interrupt_chip_state`] | `KVM_GET_IRQCHIP`, `KVM_SET_IRQCHIP` | `hv_gic_state_create` + `hv_gic_state_get_data`, `hv_gic_set_state` |
 //! | [`Vcpu::run`] | `KVM_RUN` | `hv_vcpu_run`; data aborts are decoded from the syndrome into [`Exit`] |

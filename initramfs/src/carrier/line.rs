@@ -4,12 +4,16 @@
 //! every credit that the host gives, which after a short answer is one more turn for nothing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
 use super::Input;
 use crate::error::Result;
 use crate::poller::{Poller, Token, Watch};
+
+/// Until memory is asked for again.
+const MOMENT: Duration = Duration::from_millis(1);
 
 /// See the module.
 #[derive(Debug)]
@@ -41,7 +45,7 @@ impl Line {
 
     /// Writes what fits, and returns how many bytes that were; `None` if nothing fits now. An event tells of room then.
     pub fn write(&mut self, bytes: &[u8]) -> Option<usize> {
-        match rustix::io::write(&self.fd, bytes) {
+        match rustix::io::retry_on_intr(|| rustix::io::write(&self.fd, bytes)) {
             Ok(n) => {
                 if n == bytes.len() && self.waits_for_room {
                     self.waits_for_room = false;
@@ -49,14 +53,23 @@ impl Line {
                 }
                 Some(n)
             }
-            Err(errno) => {
-                if errno == Errno::AGAIN && !self.waits_for_room {
+            Err(Errno::AGAIN) => {
+                if !self.waits_for_room {
                     // Tells at once if there is room by now.
                     self.waits_for_room = true;
                     self.watch.listen_for_room(&self.fd);
                 }
                 None
             }
+            // There is room, and no memory for a packet: the next attempt is made soon.
+            Err(Errno::NOMEM | Errno::NOBUFS) => {
+                std::thread::sleep(MOMENT);
+                self.waits_for_room = true;
+                self.watch.listen_for_room(&self.fd);
+                None
+            }
+            // It is over, of which an event tells.
+            Err(_) => None,
         }
     }
 }

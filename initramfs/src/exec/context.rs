@@ -367,9 +367,8 @@ impl Context {
         if self.next.is_some() {
             return;
         }
-        let is_first = !self.leftovers.has_last();
         self.next = self.leftovers.reuse(|| number(&mut self.next_id));
-        if is_first {
+        if self.next.is_none() && !self.leftovers.has_last() {
             // If there is no room for it, the execution will say so.
             self.next = Place::make(world, driver, self.key, number(&mut self.next_id)).ok();
         }
@@ -456,8 +455,9 @@ impl Context {
             Ok(mut execution) => {
                 execution.lost_before = std::mem::take(&mut self.lost);
                 let mut outlet = Outlet::new(mux, stream);
+                // Nobody's message waits for this one's next.
+                world.begun |= outlet.is_empty();
                 outlet.event(&Event::Started { pid: driver.inner_pid });
-                world.begun = true;
                 for bytes in stdin {
                     execution.push_stdin(bytes, &mut outlet);
                 }

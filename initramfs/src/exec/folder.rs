@@ -114,6 +114,15 @@ impl Folder {
         self.files.borrow().contains(&name)
     }
 
+    /// Whether a FIFO that drivers write to still is what it was when it was made: its rights, its owner, its one name.
+    pub fn is_as_made(&self, fifo: impl AsFd) -> bool {
+        rustix::fs::fstat(fifo).is_ok_and(|now| {
+            let is_owned =
+                self.owner.is_none_or(|(uid, gid)| (now.st_uid, now.st_gid) == (uid.as_raw(), gid.as_raw()));
+            now.st_mode & 0o7777 == 0o200 && now.st_nlink == 1 && is_owned
+        })
+    }
+
     /// Makes it the folder of another execution: it gets that name, and what only the last one has brought is taken out.
     ///
     /// # Errors

@@ -63,8 +63,8 @@ mod tests {
     fn the_whole_line() {
         assert_eq!(
             build(&Platform::default(), 2, "quiet hayfork.carrier=vsock:1024"),
-            "console=hvc0 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:5 \
-             virtio_mmio.device=4K@0xc0001000:6 quiet hayfork.carrier=vsock:1024 earlycon=uart8250,io,0x3f8"
+            "console=hvc0 8250.nr_uarts=0 panic=-1 reboot=k noreplace-smp virtio_mmio.device=4K@0xc0000000:9 \
+             virtio_mmio.device=4K@0xc0001000:10 quiet hayfork.carrier=vsock:1024 earlycon=uart8250,io,0x3f8"
         );
         let pvm =
             build(&Platform { fixed_tsc: true, pvm: true, refused_features: vec!["pcid", "smep"] }, 0, "");

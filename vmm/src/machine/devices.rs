@@ -67,7 +67,7 @@ struct Placed {
 /// A device behind its registers.
 pub(super) type Mapped<D> = Arc<MmioDevice<D, GuestMemoryMmap>>;
 
-/// An interrupt line that a device raises and the machine flushes.
+/// An interrupt line that a device raises.
 pub(super) type Line = Arc<dyn InterruptTrigger>;
 
 /// The devices of a machine, not served yet.

@@ -4,14 +4,14 @@
 //! memory slots, interrupt chip, doorbells, threads. All of it can serve another guest if nothing is left of the last one:
 //!
 //! ```text
-//!  1  processors, devices, interrupts come to rest                           (as for a capture)
+//!  1  processors and devices come to rest                                    (as for a capture)
 //!  2  processors forget what no saved state has                              (Vcpu::forget)
 //!  3  memory: pages of the machine's own are dropped, the template's remain; the working set is made again
 //!  4  console, counters; devices, with the template's state and other host ends: streams of the last guest end here
 //!  5  interrupt chip, clock, processors get the template's state; everything goes
 //! ```
 //! The devices' thread goes on with other subscribers, so that no event that was meant for the last guest reaches the next.
-//! What rang or was raised before lies in counters that are drained when everything is at rest.
+//! What rang before lies in counters that are drained when everything is at rest.
 //!
 //! # Page tables by software
 //! Where the hypervisor translates the guest's page tables by software, it has copies of them, which follow the guest's

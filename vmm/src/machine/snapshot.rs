@@ -40,7 +40,7 @@ use crate::memory::{GuestRam, ImageError, MemoryImage, layout};
 const GAP: u64 = 4;
 
 /// Version of [`MachineState`]. Another version is not read.
-pub const STATE_VERSION: u32 = 1;
+pub const STATE_VERSION: u32 = 2;
 
 /// How long processors and devices may take to come to rest. Only a disk that does not answer takes longer than some
 /// milliseconds.

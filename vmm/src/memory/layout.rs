@@ -52,9 +52,10 @@ pub const LOCAL_APIC: u32 = 0xfee0_0000;
 pub const SERIAL_LINE: u32 = 4;
 /// First port of the serial port (COM1).
 pub const SERIAL_PORT: u16 = 0x3f8;
-/// Interrupt line of the first virtio device; the others follow. Lines 0 to 4 belong to devices of a PC that a guest may
-/// look for.
-pub const FIRST_DEVICE_LINE: u32 = 5;
+/// Interrupt line of the first virtio device; the others follow. Lines below belong to devices of a PC that a guest may look for, and
+/// line 8, the real-time clock's, is not like others: of interrupts that are raised by `KVM_IRQ_LINE`, KVM drops those that
+/// come before the guest has said that it is done with the last.
+pub const FIRST_DEVICE_LINE: u32 = 9;
 /// Inputs of the I/O APIC.
 pub const INTERRUPT_LINES: u32 = 24;
 /// Virtio devices that addresses and lines are kept for.

@@ -9,8 +9,8 @@
 //!
 //! Nobody waits for the use of a tx chain but a driver that is short of descriptors, and each interrupt costs the guest several
 //! exits. So a few short packets may be used before the driver is told: until there are [`TOLD_OF_EACH`] of the queue's size, until
-//! one is long, or until there is an interrupt for the rx queue anyway, upon which a driver looks at all queues (on
-//! virtio-mmio there is one for all, virtio 1.2, 4.2.2).
+//! one is long, until it notifies of nothing new, as one does that is short of descriptors, or until there is an interrupt for
+//! the rx queue anyway: on virtio-mmio there is one for all queues (virtio 1.2, 4.2.2).
 //!
 //! What breaks the queue itself (a ring index or a chain head
 //! out of range, a ring outside memory) is an error, upon which the transport should set
@@ -229,7 +229,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         let was_blocked = self.muxer.blocked();
         let rx_progress = self.process_rx(rx, mem)?;
         if rx_progress.interrupt {
-            self.tell(tx, mem)?;
+            tx_progress.interrupt |= self.tell(tx, mem)?;
         }
         tx_progress.again |= was_blocked && !self.muxer.blocked();
         Ok((rx_progress, tx_progress))
@@ -248,7 +248,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         mem: &M,
     ) -> Result<Progress, QueueError> {
         let mut progress = Progress::default();
-        let mut long = false;
+        let (mut long, mut idle) = (false, true);
         let mut budget = queue.size();
         loop {
             if self.muxer.blocked() {
@@ -260,11 +260,12 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
                 break;
             };
             let head = chain.head_index();
+            idle = false;
             long |= self.receive(chain, mem) > SHORT;
             queue.add_used(mem, head, 0)?;
             self.untold = self.untold.saturating_add(1);
         }
-        if long || self.untold > queue.size() / TOLD_OF_EACH {
+        if long || (idle && self.untold > 0) || self.untold > queue.size() / TOLD_OF_EACH {
             progress.interrupt = self.tell(queue, mem)?;
         }
         Ok(progress)

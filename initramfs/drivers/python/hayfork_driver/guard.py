@@ -55,6 +55,8 @@ class Border:
     open = False
     #: An interrupt has come for the execution that is about to start.
     noted = False
+    #: One came before an execution was taken: it may be for the next one, whose line was not read yet.
+    missed = False
     #: Not zero once an execution has been taken: interrupts from then on are for it.
     incoming = bytearray(1)
     #: While tasks run in the idle session: looks whether an execution has come that they keep waiting.
@@ -89,6 +91,8 @@ def on_interrupt(signum: int, frame: FrameType | None) -> None:
     elif border.look is not None and border.look():
         border.noted = True
         raise KeyboardInterrupt  # a task that does not yield must not keep the execution waiting
+    else:
+        border.missed = True
 
 
 def run_user(call: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:

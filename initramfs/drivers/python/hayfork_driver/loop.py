@@ -136,8 +136,9 @@ def wait(folder: str) -> tuple[str, str, int, bool, str]:
         if not line[0]:
             border.noted = False
     _, number, token, has, last, filename = line[:end].decode().split(" ", 5)
-    if renewed and exists(f"{folder}/{number}/interrupted"):
-        border.noted = True  # the signal may have come before the line was read
+    if (renewed or border.missed) and exists(f"{folder}/{number}/interrupted"):
+        border.noted = True  # the signal came before the line was read
+    border.missed = False
     return number, token, int(has), last == "1", filename
 
 
