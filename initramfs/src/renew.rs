@@ -142,8 +142,8 @@ impl Renewals {
 /// The kernel gives no random numbers.
 pub fn line() -> Result<String> {
     let mut seed = [0; 32];
-    let mut random = std::fs::File::open("/dev/urandom").during("open /dev/urandom")?;
-    std::io::Read::read_exact(&mut random, &mut seed).during("read /dev/urandom")?;
+    // So few bytes come whole once the generator is seeded.
+    rustix::rand::getrandom(&mut seed[..], rustix::rand::GetRandomFlags::empty()).during("get random bytes")?;
     Ok(format!("renew {}\n", hex(&seed)))
 }
 
@@ -164,8 +164,8 @@ fn rename(root: BorrowedFd<'_>, renew: &Renew, before: &str) -> Result<()> {
     change(root, hosts, |text| replace_name(text, before, &renew.hostname))
 }
 
-/// Changes one of the files in place. It is one write, and the new end follows at once: who reads in between finds the tail
-/// of the old text behind the new.
+/// Changes one of the files in place. It is one write, and the new end, where it is another one, follows at once: who reads in
+/// between finds the tail of the old text behind the new.
 fn change(root: BorrowedFd<'_>, name: &str, text: impl FnOnce(&str) -> String) -> Result<()> {
     let path = format!("{FOLDER}/{name}");
     // The folder is on a file system that root commands can write to: no link must lead elsewhere.
@@ -183,7 +183,10 @@ fn change(root: BorrowedFd<'_>, name: &str, text: impl FnOnce(&str) -> String) -
         Ok(_) => return Err(Errno::NOSPC).during_with(|| format!("write {path}")),
         Err(errno) => return Err(errno).during_with(|| format!("write {path}")),
     }
-    ftruncate(&file, new.len() as u64).during_with(|| format!("shorten {path}"))
+    if n > new.len() || n == LONGEST {
+        ftruncate(&file, new.len() as u64).during_with(|| format!("shorten {path}"))?;
+    }
+    Ok(())
 }
 
 /// hosts(5) with another name in all places of `before`, which stays what it was otherwise.

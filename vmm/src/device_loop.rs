@@ -72,6 +72,11 @@ impl Stop {
         self.parking.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn resume(&self) {
+        self.parking().wanted = false;
+        self.changed.notify_all();
+    }
+
     /// The thread waits here while it is to be parked. Gives what it is to serve from here on, if that is something else.
     fn park_if_wanted(&self) -> Option<Box<EventManager<Subscriber>>> {
         let mut parking = self.parking();
@@ -151,8 +156,13 @@ impl DeviceLoop {
 
     /// Lets the thread begin, or go on after it was parked.
     pub fn resume(&self) {
-        self.stop.parking().wanted = false;
-        self.stop.changed.notify_all();
+        self.stop.resume();
+    }
+
+    /// [`Self::resume`], for another thread to call.
+    pub fn resumer(&self) -> impl FnOnce() + Send + 'static {
+        let stop = Arc::clone(&self.stop);
+        move || stop.resume()
     }
 
     /// Has the thread serve others from [`Self::resume`] on. It must be [parked](Self::park). Those that it has served are dropped

@@ -33,7 +33,7 @@ mod tests;
 
 use std::error::Error;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -162,6 +162,8 @@ impl<V: Vm> VcpuThreads<V> {
             }
         }
         drop(ready);
+        // Waited for once: those that are made park, and all others have left.
+        this.pause(Duration::MAX)?;
         let mut kickers: Vec<_> = std::iter::repeat_with(|| None).take(usize::from(count)).collect();
         for (index, result) in made {
             kickers[usize::from(index)] = Some(result?);
@@ -170,9 +172,8 @@ impl<V: Vm> VcpuThreads<V> {
         if let Some(index) = missing {
             return Err(VcpuError::Lost { index: u8::try_from(index).unwrap_or(u8::MAX) });
         }
+        // Nobody has wanted them out of the guest yet.
         this.control.set_kickers(kickers.into_iter().flatten().collect());
-        // Nothing keeps them from it any more.
-        this.pause(Duration::MAX)?;
         Ok(this)
     }
 
@@ -210,16 +211,59 @@ impl<V: Vm> VcpuThreads<V> {
         R: Send + 'static,
         F: Fn(u8, &mut V::Vcpu) -> R + Send + Sync + 'static,
     {
+        self.post(work, |_| {})
+    }
+
+    /// Calls `work` as [`on_each`](Self::on_each) does. If it succeeds for all, `before` is called on one of their threads and
+    /// they execute the guest, else they stay paused. That is [`resume`](Self::resume) without a thread waking another twice.
+    ///
+    /// # Errors
+    /// As [`on_each`](Self::on_each); within, the error of the first virtual CPU that has one.
+    pub fn resume_after<E, F, B>(&self, work: F, before: B) -> Result<Result<(), E>, VcpuError>
+    where
+        E: Send + 'static,
+        F: Fn(u8, &mut V::Vcpu) -> Result<(), E> + Send + Sync + 'static,
+        B: FnOnce() + Send + 'static,
+    {
+        let left = AtomicUsize::new(self.threads.len());
+        let before = Mutex::new(Some(before));
+        let control = Arc::downgrade(&self.control);
+        let results = self.post(work, move |result| {
+            let mut before = before.lock().unwrap_or_else(PoisonError::into_inner);
+            if result.is_err() {
+                *before = None;
+            }
+            if left.fetch_sub(1, Ordering::SeqCst) == 1
+                && let Some(before) = before.take()
+                && let Some(control) = control.upgrade()
+            {
+                before();
+                // Those that are to stop by now find that out by themselves.
+                control.resume();
+            }
+        })?;
+        Ok(results.into_iter().collect())
+    }
+
+    /// `work` for each virtual CPU, and then, on the same thread, `done` for its result.
+    fn post<R, F, D>(&self, work: F, done: D) -> Result<Vec<R>, VcpuError>
+    where
+        R: Send + 'static,
+        F: Fn(u8, &mut V::Vcpu) -> R + Send + Sync + 'static,
+        D: Fn(&R) + Send + Sync + 'static,
+    {
         self.check_process()?;
         let _one_at_a_time = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let work = Arc::new(work);
+        let work = Arc::new((work, done));
         let (sender, results) = mpsc::channel();
         let count = self.threads.len();
         let jobs = (0..count).map(|_| {
             let (work, sender) = (Arc::clone(&work), sender.clone());
             Box::new(move |index: u8, vcpu: &mut V::Vcpu| {
+                let result = (work.0)(index, vcpu);
+                (work.1)(&result);
                 // Received until all senders are gone.
-                let _ = sender.send((index, work(index, vcpu)));
+                let _ = sender.send((index, result));
             }) as Job<V>
         });
         match self.control.post(jobs) {

@@ -46,10 +46,11 @@ const TURNS: usize = 16;
 /// The device as a machine has it: streams end in Unix sockets, and the guest cannot connect to anything.
 pub type Vsock = VsockDevice<UnixSocket, RefuseAll>;
 
-/// What the data of an event means, beyond the queues' numbers.
-const TIMER: u32 = 16;
-const WAKE: u32 = 17;
-const SOCKET: u32 = 18;
+/// What the data of an event means.
+const BELL: u32 = 0;
+const TIMER: u32 = 1;
+const WAKE: u32 = 2;
+const SOCKET: u32 = 3;
 
 enum Agent {
     Idle { socket: UnixSocket, from: Instant },
@@ -58,11 +59,11 @@ enum Agent {
     Over,
 }
 
-/// Serves one device.
+/// Serves one device, with one doorbell for its queues.
 pub struct VsockSubscriber {
     device: Arc<MmioDevice<Vsock, GuestMemoryMmap>>,
-    bells: Vec<Arc<Doorbell>>,
-    /// Rung when there may be work that no doorbell tells of.
+    bell: Arc<Doorbell>,
+    /// Rung when there may be work that the doorbell does not tell of.
     wake: Arc<OwnedFd>,
     timer: OwnedFd,
     /// When the timer is set for.
@@ -82,7 +83,7 @@ impl VsockSubscriber {
     /// There is no descriptor left.
     pub fn new(
         device: Arc<MmioDevice<Vsock, GuestMemoryMmap>>,
-        bells: Vec<Arc<Doorbell>>,
+        bell: Arc<Doorbell>,
         wake: Arc<OwnedFd>,
         agent: UnixSocket,
     ) -> std::io::Result<Self> {
@@ -90,7 +91,7 @@ impl VsockSubscriber {
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         Ok(Self {
             device,
-            bells,
+            bell,
             wake,
             timer,
             armed: None,
@@ -245,22 +246,16 @@ impl MutEventSubscriber for VsockSubscriber {
                 self.device.device(|device| device.expire(Instant::now()));
             }
             WAKE => drain(&self.wake),
-            queue => {
-                if let Some(bell) = usize::try_from(queue).ok().and_then(|index| self.bells.get(index)) {
-                    bell.drain();
-                }
-                if queue == u32::from(Vsock::EVENT_QUEUE) {
-                    self.device.process_queue(Vsock::EVENT_QUEUE);
-                }
+            _ => {
+                self.bell.drain();
+                self.device.process_queue(Vsock::EVENT_QUEUE);
             }
         }
         self.turn(ops);
     }
 
     fn init(&mut self, ops: &mut EventOps) {
-        for (number, bell) in (0..).zip(&self.bells) {
-            add(ops, bell.as_ref(), number, EventSet::IN);
-        }
+        add(ops, self.bell.as_ref(), BELL, EventSet::IN);
         add(ops, self.wake.as_ref(), WAKE, EventSet::IN);
         add(ops, &self.timer, TIMER, EventSet::IN);
         // The first turn is the thread's, when it may begin.

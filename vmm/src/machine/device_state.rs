@@ -1,8 +1,10 @@
 //! What a snapshot keeps of a machine's devices.
 //!
 //! Saved and restored with the processors out of the guest and the devices' thread parked. A restored machine's devices are
-//! made with their state, before anything runs; [`Kept::resume`] then repeats what was on its way: interrupts that the guest has
+//! made with their state, before anything runs; [`Kept::resumer`] then repeats what was on its way: interrupts that the guest has
 //! not acknowledged, and doorbells.
+
+use std::sync::Arc;
 
 use hayfork_devices::bounded::at_most;
 use hayfork_devices::serial::SerialState;
@@ -43,9 +45,12 @@ impl Kept {
         }
     }
 
-    /// Lets restored devices go on.
-    pub(super) fn resume(&self) {
-        self.transports.iter().for_each(|transport| transport.resume());
-        self.serial.resume();
+    /// Lets restored devices go on, when it is called.
+    pub(super) fn resumer(&self) -> impl FnOnce() + Send + 'static {
+        let (transports, serial) = (self.transports.clone(), Arc::clone(&self.serial));
+        move || {
+            transports.iter().for_each(|transport| transport.resume());
+            serial.resume();
+        }
     }
 }

@@ -54,14 +54,14 @@ pub(crate) fn names(root: bool) -> &'static str {
     if root { "vsock rng console block serial" } else { "vsock rng console serial" }
 }
 
-/// Doorbells of one device, once they are there.
-type Bells = Arc<OnceLock<Vec<Arc<Doorbell>>>>;
+/// The doorbell of one device, once it is there.
+type Bell = Arc<OnceLock<Arc<Doorbell>>>;
 
 /// A device in its place.
 struct Placed {
     registers: Arc<dyn MmioRegisters>,
     transport: Arc<dyn MmioTransport>,
-    bells: Bells,
+    bell: Bell,
 }
 
 /// A device behind its registers.
@@ -86,8 +86,8 @@ pub(super) struct Kept {
     pub(super) console: Mapped<ConsoleDevice>,
     pub(super) block: Option<BlockState>,
     pub(super) serial: Arc<SerialPort>,
-    /// Doorbells of each device, once they are there.
-    bells: Vec<Bells>,
+    /// The doorbell of each device, once it is there.
+    bells: Vec<Bell>,
     /// Rung for the vsock device.
     wake: Arc<OwnedFd>,
 }
@@ -110,13 +110,13 @@ impl<V: Vm> Maker<'_, V> {
         D: VirtioDevice<GuestMemoryMmap> + 'static,
     {
         let line = self.line(layout::device_line(self.placed.len()))?;
-        let bells = Bells::default();
-        let rung = Arc::clone(&bells);
+        let bell = Bell::default();
+        let rung = Arc::clone(&bell);
         let notify = move |notification| match notification {
             // Where the hypervisor has no doorbells.
-            Notification::Queue(index) => {
-                if let Some(bell) = rung.get().and_then(|bells| bells.get(usize::from(index))) {
-                    ring(bell.as_fd());
+            Notification::Queue(_) => {
+                if let Some(bell) = rung.get() {
+                    ring(bell.as_ref().as_fd());
                 }
             }
             _ => {
@@ -131,7 +131,7 @@ impl<V: Vm> Maker<'_, V> {
         self.placed.push(Placed {
             registers: Arc::clone(&device) as _,
             transport: Arc::clone(&device) as _,
-            bells,
+            bell,
         });
         Ok(device)
     }
@@ -196,7 +196,7 @@ impl Devices {
             console: console_device,
             block,
             serial: Arc::new(serial),
-            bells: maker.placed.iter().map(|device| Arc::clone(&device.bells)).collect(),
+            bells: maker.placed.iter().map(|device| Arc::clone(&device.bell)).collect(),
             wake,
         };
         Ok(Self { placed: maker.placed, agent, channel, kept })
@@ -214,25 +214,21 @@ impl Devices {
         Ok(bus)
     }
 
-    /// Makes doorbells and starts the thread that answers them. Also gives the host's end of the agent's stream, if it was made
+    /// Makes a doorbell for each device and starts the thread that answers them. Also gives the host's end of the agent's stream, if it was made
     /// here.
     pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, Option<UnixStream>, Kept), BackendError> {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
         for (index, device) in self.placed.into_iter().enumerate() {
             let address = layout::device_address(index).0 + QUEUE_NOTIFY;
-            let mut bells = Vec::new();
-            for queue in 0..device.transport.queue_count() {
-                let bell = match vm.doorbell(address, Some(u32::from(queue)))? {
-                    Some(bell) => bell,
-                    None => Doorbell::new(
-                        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                            .map_err(|errno| failed(errno.into()))?,
-                    ),
-                };
-                bells.push(Arc::new(bell));
-            }
+            let bell = match vm.doorbell(address, None)? {
+                Some(bell) => bell,
+                None => Doorbell::new(
+                    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                        .map_err(|errno| failed(errno.into()))?,
+                ),
+            };
             // Filled here only.
-            let _ = device.bells.set(bells);
+            let _ = device.bell.set(Arc::new(bell));
         }
         let subscribers = self.kept.subscribers(self.agent).map_err(failed)?;
         let devices = DeviceLoop::start(subscribers).map_err(failed)?;
@@ -243,15 +239,15 @@ impl Devices {
 impl Kept {
     /// Those who serve the devices, with the device's end of the agent's stream.
     fn subscribers(&self, agent: UnixSocket) -> std::io::Result<Vec<Subscriber>> {
-        let bells = |index: usize| self.bells.get(index).and_then(|bells| bells.get()).cloned();
+        // All are there: only a machine whose devices are served has this.
+        let mut bells = self.bells.iter().filter_map(|bell| bell.get()).cloned();
+        let own = bells.next().ok_or(std::io::ErrorKind::NotFound)?;
         let mut subscribers: Vec<Subscriber> = Vec::new();
-        for (index, transport) in self.transports.iter().enumerate().skip(1) {
-            let bells = bells(index).unwrap_or_default();
-            subscribers.push(Box::new(DoorbellSubscriber::new(Arc::clone(transport), bells)));
+        for (transport, bell) in self.transports.iter().skip(1).zip(bells) {
+            subscribers.push(Box::new(DoorbellSubscriber::new(Arc::clone(transport), bell)));
         }
         let (vsock, wake) = (Arc::clone(&self.vsock), Arc::clone(&self.wake));
-        let vsock = VsockSubscriber::new(vsock, bells(0).unwrap_or_default(), wake, agent)?;
-        subscribers.push(Box::new(vsock));
+        subscribers.push(Box::new(VsockSubscriber::new(vsock, own, wake, agent)?));
         Ok(subscribers)
     }
 
@@ -277,7 +273,7 @@ impl Kept {
         for (transport, state) in self.transports.iter().zip(&saved.transports) {
             transport.restore(state).map_err(prepare)?;
         }
-        for bell in self.bells.iter().filter_map(|bells| bells.get()).flatten() {
+        for bell in self.bells.iter().filter_map(|bell| bell.get()) {
             bell.drain();
         }
         Ok(channel)

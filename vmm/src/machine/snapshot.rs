@@ -222,16 +222,18 @@ impl<V: Vm> Machine<V> {
         let (vm, _) = self.slow.as_ref().ok_or(BackendError::Killed)?;
         vm.set_interrupt_chip_state(&state.interrupt_chip)?;
         vm.set_clock(&state.clock)?;
-        let state = Arc::clone(state);
-        let set = self.vcpus.on_each(move |index, vcpu| {
-            vcpu.set_state(&state.vcpus[usize::from(index)])?;
+        let (saved, resume_devices, resume_loop) = (Arc::clone(state), self.kept.resumer(), self.devices.resumer());
+        let set = move |index: u8, vcpu: &mut V::Vcpu| {
+            vcpu.set_state(&saved.vcpus[usize::from(index)])?;
             // A guest without the clock that this is told by has no watchdog that it would calm.
             let _ = vcpu.tell_paused();
-            Ok(())
-        });
-        set.map_err(vcpu_error)?.into_iter().collect::<Result<(), HypervisorError>>()?;
-        self.kept.resume();
-        self.go()
+            Ok::<_, HypervisorError>(())
+        };
+        let go = move || {
+            resume_devices();
+            resume_loop();
+        };
+        Ok(self.vcpus.resume_after(set, go).map_err(vcpu_error)??)
     }
 
     /// Guest addresses of pages that a machine like this one should have ahead, by what this one has used since it was made; see
