@@ -20,6 +20,7 @@ mod process;
 mod progress;
 mod python;
 mod rig;
+mod room;
 mod set;
 mod store;
 

@@ -39,6 +39,7 @@ mod events;
 mod host;
 mod state;
 mod unsafe_chip;
+mod unsafe_doorbell;
 mod unsafe_kick;
 mod unsafe_memory;
 mod unsafe_run_page;

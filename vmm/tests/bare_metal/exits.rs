@@ -294,6 +294,9 @@ fn interrupt_lines_and_doorbells_that_cannot_be_are_refused() {
     machine.vm.doorbell(0xd000_0050, Some(2)).unwrap().unwrap();
     let taken = machine.vm.doorbell(0xd000_0050, Some(1)).unwrap_err();
     assert_eq!(taken.raw_os_error(), Some(libc::EEXIST), "{taken}");
+    machine.vm.doorbell(0xd000_0150, None).unwrap().unwrap();
+    let taken = machine.vm.doorbell(0xd000_0150, None).unwrap_err();
+    assert_eq!(taken.raw_os_error(), Some(libc::EEXIST), "{taken}");
     assert!(machine.vm.create_vcpu(0).is_ok());
     assert!(machine.vm.create_vcpu(0).is_err());
 }

@@ -18,9 +18,12 @@ use crate::packages::{self, Purpose};
 use crate::progress::megabytes;
 use crate::set::{self, Parts};
 use crate::store::Entry;
-use crate::{initramfs, kernel};
+use crate::{initramfs, kernel, room};
 
 mod reproducible;
+
+/// Bytes that the builds of all parts take, mostly for a short time.
+const ROOM: u64 = 6 << 30;
 
 /// Options of `images`.
 #[derive(Debug, Default, clap::Args)]
@@ -88,6 +91,7 @@ pub(crate) fn run(options: &Options) -> Result<Option<PathBuf>> {
     // Files of the images must not depend on the umask of who builds them.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let context = Context::new()?;
+    room::look(&context, ROOM);
     let languages = image::languages(&context)?;
     let host = kernel::flavours_of_this_host();
     let wanted = select(&options.only, &kernels(&options.flavour, &host), &languages)?;

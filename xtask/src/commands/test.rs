@@ -20,7 +20,7 @@ use hayfork_vmm::hypervisor::probe::{Verdict, probe};
 use crate::commands::tally::Tally;
 use crate::commands::{fuzz, images, lint, runner};
 use crate::context::Context;
-use crate::{host_drivers, process, python, rig};
+use crate::{host_drivers, process, python, rig, room};
 
 /// How long one runner may take, building included. Each test has a limit of its own, so this is for a runner that hangs itself.
 const LIMIT: Duration = Duration::from_secs(40 * 60);
@@ -28,6 +28,9 @@ const LIMIT: Duration = Duration::from_secs(40 * 60);
 /// After so long the turn in worker processes, the last one, is left out and its absence said: on a host so slow, all others
 /// count more.
 const PATIENCE: Duration = Duration::from_secs(70 * 60);
+
+/// Bytes that everything takes that is built for all tests.
+const ROOM: u64 = 12 << 30;
 
 /// The variable that names the backend for engines that are not told another.
 const BACKEND: &str = "HAYFORK_BACKEND";
@@ -70,6 +73,7 @@ const MACHINE_BEHAVIOURS: [&str; 8] =
 pub(crate) fn run(options: &Options) -> Result<()> {
     let began = Instant::now();
     let context = Context::new()?;
+    room::look(&context, ROOM);
     let wanted = |layer| options.layers.is_empty() || options.layers.contains(&layer);
     let mut tally = Tally::default();
     if wanted(Layer::Unit) {

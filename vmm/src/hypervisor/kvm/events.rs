@@ -1,10 +1,10 @@
 //! Interrupt inputs.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::failed;
 use super::vm::Inner;
 use crate::hypervisor::{HypervisorError, InterruptTrigger};
 
@@ -35,8 +35,9 @@ impl IrqLine {
         if line >= LINES {
             return Err(HypervisorError::Lacks { what: "an interrupt line of this number" });
         }
-        // Low, as it is from the start: fails where there is no interrupt chip.
-        vm.fd.set_irq_line(line, false).map_err(failed("KVM_IRQ_LINE"))?;
+        if !vm.has_chip.load(Ordering::Acquire) {
+            return Err(HypervisorError::Lacks { what: "an interrupt chip, which is to be created first" });
+        }
         Ok(Self { line, vm: Arc::downgrade(vm) })
     }
 }

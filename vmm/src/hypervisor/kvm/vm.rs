@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::kvm_clock_data;
-use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
+use kvm_ioctls::{IoEventAddress, VmFd};
 
 use super::events::{IrqLine, eventfd};
 use super::host::Host;
 use super::vcpu::KvmVcpu;
-use super::{failed, unsafe_chip, unsafe_memory};
+use super::{failed, unsafe_chip, unsafe_doorbell, unsafe_memory};
 use crate::after_fork::Released;
 use crate::hypervisor::x86_64::{ClockState, InterruptChipState};
 use crate::hypervisor::{Doorbell, HypervisorError, InterruptTrigger, MappedRegion, Vm};
@@ -27,13 +28,15 @@ pub(super) struct Inner {
     _released: Released,
     pub(super) fd: VmFd,
     slots: Mutex<BTreeMap<u32, MappedRegion>>,
+    /// Whether there is an interrupt chip.
+    pub(super) has_chip: AtomicBool,
     pub(super) host: Arc<Host>,
 }
 
 impl KvmVm {
     pub(super) fn new(fd: VmFd, host: Arc<Host>) -> Self {
         let released = Released::of(fd.as_raw_fd());
-        Self(Arc::new(Inner { _released: released, fd, slots: Mutex::default(), host }))
+        Self(Arc::new(Inner { _released: released, fd, slots: Mutex::default(), has_chip: AtomicBool::new(false), host }))
     }
 }
 
@@ -62,7 +65,9 @@ impl Vm for KvmVm {
     }
 
     fn create_interrupt_chip(&self) -> Result<(), HypervisorError> {
-        self.0.fd.create_irq_chip().map_err(failed("KVM_CREATE_IRQCHIP"))
+        self.0.fd.create_irq_chip().map_err(failed("KVM_CREATE_IRQCHIP"))?;
+        self.0.has_chip.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn create_vcpu(&self, index: u8) -> Result<KvmVcpu, HypervisorError> {
@@ -75,13 +80,15 @@ impl Vm for KvmVm {
 
     fn doorbell(&self, addr: u64, value: Option<u32>) -> Result<Option<Doorbell>, HypervisorError> {
         let eventfd = eventfd()?;
-        let address = IoEventAddress::Mmio(addr);
         match value {
-            Some(value) => self.0.fd.register_ioevent(&eventfd, &address, value),
-            // Of any width: KVM has a faster path for those, since it need not decode the instruction.
-            None => self.0.fd.register_ioevent(&eventfd, &address, NoDatamatch),
+            Some(value) => self
+                .0
+                .fd
+                .register_ioevent(&eventfd, &IoEventAddress::Mmio(addr), value)
+                .map_err(failed("KVM_IOEVENTFD"))?,
+            None => unsafe_doorbell::register(&self.0.fd, &eventfd, addr)
+                .map_err(|source| HypervisorError::Call { call: "KVM_IOEVENTFD", source })?,
         }
-        .map_err(failed("KVM_IOEVENTFD"))?;
         Ok(Some(Doorbell::new(unsafe_memory::into_owned(eventfd))))
     }
 
