@@ -29,9 +29,16 @@ pub(crate) fn static_target() -> String {
 }
 
 /// The cargo that runs this program, or the one in PATH.
+///
+/// Some crate may have a piece of C (criterion's `alloca` has), for which a compiler of the static target's own would be looked
+/// for, from a package that nothing else needs. The host's does: it is the same processor, and such a piece calls no library.
 pub(crate) fn command(tree: &Path) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     command.current_dir(tree);
+    let compiler = format!("CC_{}", static_target().replace('-', "_"));
+    if env::var_os(&compiler).is_none() {
+        command.env(compiler, "cc");
+    }
     command
 }
 

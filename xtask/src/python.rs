@@ -26,6 +26,7 @@ const TOOLS: &[&str] = &[
     "pytest>=8",
     "pytest-rerunfailures>=14",
     "pytest-timeout>=2",
+    "pytest-xdist>=3.6",
     "ruff>=0.9",
 ];
 

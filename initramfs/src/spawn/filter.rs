@@ -65,6 +65,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
     libc::SYS_vhangup,
+    // The length of its turns on the processor, by which it could have the agent wait (`sys::schedule`).
+    libc::SYS_sched_setattr,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_iopl,
     #[cfg(target_arch = "x86_64")]

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use hayfork_sandbox::images::{ImageSet, locate::CURRENT};
 use rustix::fs::{FlockOperation, flock};
 
+use crate::commands::regrtest;
 use crate::context::Context;
 use crate::store::{EntryManifest, MANIFEST, Store, remove_tree};
 use crate::{initramfs, kernel, rig};
@@ -47,7 +48,7 @@ fn clean(store: &Store, keep_current: bool) -> Result<usize> {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let is_entries = [kernel::KIND, initramfs::KIND, initramfs::bytecode::KIND].contains(&name.as_str())
             || name.starts_with("image-");
-        let is_rig = [rig::BASE, rig::STORED].contains(&name.as_str());
+        let is_rig = [rig::BASE, rig::STORED, regrtest::KIND].contains(&name.as_str());
         if name == "partial" || (name == "answers" && !keep_current) {
             remove_tree(&kind)?;
         } else if is_entries || is_rig || name == "sets" {

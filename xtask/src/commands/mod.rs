@@ -6,6 +6,7 @@ pub(crate) mod clean;
 pub(crate) mod fuzz;
 pub(crate) mod images;
 pub(crate) mod lint;
+pub(crate) mod regrtest;
 pub(crate) mod run;
 pub(crate) mod runner;
 pub(crate) mod soak;
@@ -27,6 +28,8 @@ pub(crate) enum Command {
     BenchRig(bench_rig::Options),
     /// Boot many machines in a row.
     Soak(soak::Options),
+    /// Run CPython's own tests inside a sandbox.
+    Regrtest(regrtest::Options),
     /// Check formatting, lints and types.
     Lint(lint::Options),
     /// Run each fuzz target for some seconds.
@@ -45,6 +48,7 @@ impl Command {
             Self::Bench(options) => bench::run(&options),
             Self::BenchRig(options) => bench_rig::run(&options),
             Self::Soak(options) => soak::run(&options),
+            Self::Regrtest(options) => regrtest::run(&options),
             Self::Lint(options) => lint::run(&options),
             Self::Fuzz(options) => fuzz::run(&options),
             Self::Images(options) => images::run(&options).map(|_| ()),

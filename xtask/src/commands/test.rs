@@ -89,7 +89,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if wanted(Layer::Drivers) {
         let mut command = Command::new(bin.join("pytest"));
         command
-            .args(["-q", "--reruns", "1", "tests/drivers"])
+            // A file is one runner's: its tests share nothing, but those of signals want the processor to themselves.
+            .args(["-q", "--reruns", "1", "--numprocesses", "auto", "--dist", "loadfile", "tests/drivers"])
             .env("HAYFORK_DRIVER_JAVASCRIPT", host_drivers::bun(&context)?);
         runner(&context, &mut tally, "drivers", &mut command)?;
     }

@@ -79,7 +79,29 @@ pub(crate) fn install<T>(
     .context("cannot install the image's Debian packages")
 }
 
-/// What both calls have in common.
+/// Hands the files of a package, and of those that it needs, to `consume` as a tar stream. Nothing is installed.
+///
+/// # Errors
+/// mmdebstrap is missing or fails, or what `consume` reports.
+pub(crate) fn extract<T>(
+    suite: &str,
+    package: &str,
+    consume: impl FnOnce(ChildStdout) -> Result<T>,
+) -> Result<T> {
+    let mut command = Command::new("mmdebstrap");
+    command
+        .env("SOURCE_DATE_EPOCH", SOURCE_DATE_EPOCH.to_string())
+        .env("LC_ALL", "C.UTF-8")
+        .arg(format!("--mode={}", mode()?))
+        .arg("--variant=extract")
+        .arg(format!("--include={package}"))
+        .args(["--format=tar", suite, "-"]);
+    add_mirror(&mut command);
+    process::stream(&mut command, consume, |_| {})
+        .with_context(|| format!("cannot fetch the Debian package {package}"))
+}
+
+/// What both calls of a recipe have in common.
 fn command(recipe: &Recipe) -> Result<Command> {
     let mut command = Command::new("mmdebstrap");
     command

@@ -10,7 +10,7 @@
 //! seeds are fixed, and files that record the moment of installation are removed.
 
 mod base;
-mod bootstrap;
+pub(crate) mod bootstrap;
 mod contents;
 mod dpkg;
 mod erofs;
