@@ -143,7 +143,8 @@ impl Renewals {
 pub fn line() -> Result<String> {
     let mut seed = [0; 32];
     // So few bytes come whole once the generator is seeded.
-    rustix::rand::getrandom(&mut seed[..], rustix::rand::GetRandomFlags::empty()).during("get random bytes")?;
+    rustix::rand::getrandom(&mut seed[..], rustix::rand::GetRandomFlags::empty())
+        .during("get random bytes")?;
     Ok(format!("renew {}\n", hex(&seed)))
 }
 

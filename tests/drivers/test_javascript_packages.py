@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -18,12 +19,12 @@ PLACE = "/usr/lib/node_modules/"
 
 def test_driver_works_with_the_files_of_the_recipe_alone(
     make_driver: MakeDriver,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    root = tmp_path_factory.mktemp("image")
-    for folder in (root, *root.parents[:2]):
-        folder.chmod(0o755)
+    root = Path(tempfile.mkdtemp(prefix="hayfork-image-"))  # pytest's own folders are closed to uid 1000
+    request.addfinalizer(lambda: shutil.rmtree(root))
+    root.chmod(0o755)
     recipe = tomllib.loads((REPOSITORY / "initramfs" / "images" / "javascript" / "recipe.toml").read_text())
     for npm in recipe["npm"]:
         for copy in npm["install"]:

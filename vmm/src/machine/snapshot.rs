@@ -222,7 +222,8 @@ impl<V: Vm> Machine<V> {
         let (vm, _) = self.slow.as_ref().ok_or(BackendError::Killed)?;
         vm.set_interrupt_chip_state(&state.interrupt_chip)?;
         vm.set_clock(&state.clock)?;
-        let (saved, resume_devices, resume_loop) = (Arc::clone(state), self.kept.resumer(), self.devices.resumer());
+        let (saved, resume_devices, resume_loop) =
+            (Arc::clone(state), self.kept.resumer(), self.devices.resumer());
         let set = move |index: u8, vcpu: &mut V::Vcpu| {
             vcpu.set_state(&saved.vcpus[usize::from(index)])?;
             // A guest without the clock that this is told by has no watchdog that it would calm.

@@ -162,6 +162,29 @@ guests! {
         "pop rax"
         "iretq";
 
+    /// Waits for interrupts, for ever. The handler counts at 0x30000, turns around as often as 0x30008 says, without an exit, and says
+    /// at port 0x12 that it is done.
+    works_on_interrupts:
+        "sti"
+        "2: hlt"
+        "jmp 2b"
+        ".balign 256"
+        "push rax"
+        "push rcx"
+        "push rdi"
+        "mov edi, 0x30000"
+        "inc dword ptr [rdi]"
+        "mov ecx, [rdi + 8]"
+        "2: dec ecx"
+        "jnz 2b"
+        "out 0x12, al"
+        "mov edi, 0xfee000b0" // end of interrupt
+        "mov dword ptr [rdi], 0"
+        "pop rdi"
+        "pop rcx"
+        "pop rax"
+        "iretq";
+
     /// Writes the value at 0x30000 to a doorbell, as often as 0x30004 says, then ends.
     rings:
         "mov esi, 0x30000"

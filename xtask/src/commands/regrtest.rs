@@ -73,7 +73,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 fn tests(context: &Context, set: &Path, task: &Task) -> Result<std::path::PathBuf> {
     let image = hayfork_sandbox::images::ImageSet::open(set)?;
     let digests: Vec<_> = image.manifest().files().filter(|(name, ..)| *name == "python.erofs").collect();
-    let key = store::key(&(SUITE, PACKAGE, digests.iter().map(|(_, digest, _)| *digest).collect::<Vec<_>>()))?;
+    let key =
+        store::key(&(SUITE, PACKAGE, digests.iter().map(|(_, digest, _)| *digest).collect::<Vec<_>>()))?;
     let waiting = || task.step("another process fetches CPython's tests; waiting");
     let entry = context.store.get_or_build(KIND, &key, waiting, |directory| {
         task.step("fetching CPython's tests");
@@ -137,7 +138,8 @@ mod tests {
         let place = folder.path().join(FILE);
         assert_eq!(pick(&whole[..], File::create(&place).unwrap()).unwrap(), 2);
         let mut archive = tar::Archive::new(File::open(&place).unwrap());
-        let names: Vec<_> = archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned()).collect();
+        let names: Vec<_> =
+            archive.entries().unwrap().map(|e| e.unwrap().path().unwrap().into_owned()).collect();
         assert_eq!(names, [Path::new("test/test_os.py"), Path::new("test/data/x.txt")]);
     }
 }

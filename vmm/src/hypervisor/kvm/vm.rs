@@ -36,7 +36,13 @@ pub(super) struct Inner {
 impl KvmVm {
     pub(super) fn new(fd: VmFd, host: Arc<Host>) -> Self {
         let released = Released::of(fd.as_raw_fd());
-        Self(Arc::new(Inner { _released: released, fd, slots: Mutex::default(), has_chip: AtomicBool::new(false), host }))
+        Self(Arc::new(Inner {
+            _released: released,
+            fd,
+            slots: Mutex::default(),
+            has_chip: AtomicBool::new(false),
+            host,
+        }))
     }
 }
 
