@@ -25,7 +25,7 @@
 //! | [`Vcpu::run`] | `KVM_RUN` | `hv_vcpu_run`; data aborts are decoded from the syndrome into [`Exit`] |
 //! | [`Vcpu::settle`] | `KVM_RUN` with `immediate_exit` set | writes the register that a data abort was to load; no call |
 //! | [`Kick::kick`] | `immediate_exit` and the kick signal to the thread | `hv_vcpus_exit` |
-//! | [`Vcpu::state`], [`Vcpu::set_state`] | a dozen of `KVM_GET_*`, `KVM_SET_*` | `hv_vcpu_get_reg`, `_sys_reg`, `_simd_fp_reg`, `hv_gic_get_icc_reg`, `hv_vcpu_get_vtimer_*`, and their setters |
+//! | [`Vcpu::state`], [`Vcpu::set_lasting_state`], [`Vcpu::set_momentary_state`] | a dozen of `KVM_GET_*`, `KVM_SET_*` | `hv_vcpu_get_reg`, `_sys_reg`, `_simd_fp_reg`, `hv_gic_get_icc_reg`, `hv_vcpu_get_vtimer_*`, and their setters |
 //! | [`Vcpu::tell_paused`] | `KVM_KVMCLOCK_CTRL` | nothing |
 //! | dropping a [`Vcpu`] | `close`, `munmap` | `hv_vcpu_destroy`, on its thread |
 //! | dropping a [`Vm`] | `close` | `hv_vm_destroy`, when the last virtual CPU is gone |

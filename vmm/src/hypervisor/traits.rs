@@ -176,7 +176,23 @@ pub trait Vcpu {
     ///
     /// # Errors
     /// The state does not fit this hypervisor or processor. The virtual CPU is in no usable state then.
-    fn set_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError>;
+    fn set_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
+        self.set_lasting_state(state)?;
+        self.set_momentary_state(state)
+    }
+
+    /// The part of a state that depends on no moment, which may come long before the rest. The machine's memory and interrupt chip
+    /// come first.
+    ///
+    /// # Errors
+    /// As [`set_state`](Vcpu::set_state).
+    fn set_lasting_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError>;
+
+    /// The rest of it, right before the virtual CPU runs: timers, time counters, and what is about to happen to it.
+    ///
+    /// # Errors
+    /// As [`set_state`](Vcpu::set_state).
+    fn set_momentary_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError>;
 }
 
 /// Brings a virtual CPU out of the guest. Handles outlive the virtual CPU and do nothing then.

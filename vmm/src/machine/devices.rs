@@ -7,6 +7,9 @@
 //! | console, `hvc0` | always |
 //! | block, read-only: the root image, `/dev/vda` | if there is one |
 //!
+//! A doorbell in the hypervisor saves an exit for each notification, and costs when a machine is made and when it ends. It pays
+//! for streams and the disk, and not for the other two, from which a guest wants little once it has booted.
+//!
 //! They are made before the processors, since these need the bus, and served after them, since doorbells come last. A machine that
 //! goes on where another stood makes them from that one's [state](super::device_state).
 
@@ -59,6 +62,8 @@ type Bell = Arc<OnceLock<Arc<Doorbell>>>;
 
 /// A device in its place.
 struct Placed {
+    /// It is rung for often enough that a doorbell in the hypervisor pays.
+    rings_often: bool,
     registers: Arc<dyn MmioRegisters>,
     transport: Arc<dyn MmioTransport>,
     bell: Bell,
@@ -105,7 +110,12 @@ impl<V: Vm> Maker<'_, V> {
     }
 
     /// Puts a device at the next address. `wake` is rung when it goes live or stops.
-    fn place<D>(&mut self, device: D, wake: Option<Arc<OwnedFd>>) -> Result<Mapped<D>, BackendError>
+    fn place<D>(
+        &mut self,
+        device: D,
+        rings_often: bool,
+        wake: Option<Arc<OwnedFd>>,
+    ) -> Result<Mapped<D>, BackendError>
     where
         D: VirtioDevice<GuestMemoryMmap> + 'static,
     {
@@ -113,7 +123,7 @@ impl<V: Vm> Maker<'_, V> {
         let bell = Bell::default();
         let rung = Arc::clone(&bell);
         let notify = move |notification| match notification {
-            // Where the hypervisor has no doorbells.
+            // Where the hypervisor has no doorbell for it.
             Notification::Queue(_) => {
                 if let Some(bell) = rung.get() {
                     ring(bell.as_ref().as_fd());
@@ -129,6 +139,7 @@ impl<V: Vm> Maker<'_, V> {
         let device =
             Arc::new(MmioDevice::new(device, self.memory.clone(), Box::new(interrupt), Box::new(notify)));
         self.placed.push(Placed {
+            rings_often,
             registers: Arc::clone(&device) as _,
             transport: Arc::clone(&device) as _,
             bell,
@@ -158,14 +169,14 @@ impl Devices {
             let (agent, channel) = UnixSocket::pair().map_err(descriptor)?;
             (agent, Some(channel))
         };
-        let vsock = maker.place(vsock(saved)?, Some(Arc::clone(&wake)))?;
-        maker.place(RngDevice::default(), None)?;
+        let vsock = maker.place(vsock(saved)?, true, Some(Arc::clone(&wake)))?;
+        maker.place(RngDevice::default(), false, None)?;
         let sink = Arc::clone(console);
         let mut device = ConsoleDevice::new(Box::new(move |bytes: &[u8]| sink.push(bytes)));
         if let Some(saved) = saved {
             device.restore(&saved.console).map_err(prepare)?;
         }
-        let console_device = maker.place(device, None)?;
+        let console_device = maker.place(device, false, None)?;
         let mut block = None;
         if let Some(root) = root {
             let disk = FileBackend::read_only(root)
@@ -175,7 +186,7 @@ impl Devices {
                 None => BlockDevice::new(disk, ROOT_ID),
             };
             block = Some(device.save());
-            maker.place(device, None)?;
+            maker.place(device, true, None)?;
         }
         let line = maker.line(layout::SERIAL_LINE)?;
         let sink = Arc::clone(console);
@@ -220,8 +231,10 @@ impl Devices {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
         for (index, device) in self.placed.into_iter().enumerate() {
             let address = layout::device_address(index).0 + QUEUE_NOTIFY;
-            let bell = match vm.doorbell(address, None)? {
+            let bell = if device.rings_often { vm.doorbell(address, None)? } else { None };
+            let bell = match bell {
                 Some(bell) => bell,
+                // Rung by the exit of the guest's write.
                 None => Doorbell::new(
                     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
                         .map_err(|errno| failed(errno.into()))?,

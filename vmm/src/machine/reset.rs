@@ -71,7 +71,7 @@ impl<V: Vm> Machine<V> {
         self.console.clear();
         self.vcpus.forget_exits();
         self.channel = Some(self.kept.rewind(&template.state.devices, &self.devices)?);
-        self.go_on_as(&template.state)
+        self.go_on_as(&template.state, V::Vcpu::set_state)
     }
 }
 

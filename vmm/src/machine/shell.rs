@@ -1,12 +1,12 @@
 //! A machine that is made ahead: everything that can be there before anybody wants it.
 //!
 //! Most of a restore is independent of who it is for: the virtual machine in the hypervisor, its memory slots with the template's
-//! memory behind them and the working set in it, interrupt chip, processors and their threads, devices with the template's
-//! state. A shell has all of it, at rest. What is left is what belongs to the moment: the clock, the state of the
-//! processors (their time counters among it), and letting go.
+//! memory behind them and the working set in it, interrupt chip, processors and their threads with most of their state, devices with
+//! theirs. A shell has all of it, at rest. What is left is what belongs to the moment: the clock, the processors' timers and time
+//! counters, what waits for them, and letting go.
 //!
 //! ```text
-//!  Shell::of ── RAM, slots, chip, processors, devices ──► (waits, any time) ── Shell::start ── chip, clock, processors ──► runs
+//!  Shell::of ── RAM, slots, chip, processors, devices ──► (waits, any time) ── Shell::start ── chip, clock, timers ──► runs
 //! ```
 //! A restore without a shell is both in a row. No guest has run in a shell, so there is nothing in it that could be left over.
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use super::snapshot::{MachineState, STATE_VERSION, Template};
 use super::{Machine, Parts, prepare};
 use crate::backend::BackendError;
-use crate::hypervisor::{Hypervisor, MappedRegion, Vm};
+use crate::hypervisor::{Hypervisor, MappedRegion, Vcpu, Vm};
 use crate::memory::GuestRam;
 
 /// A machine of one template that has not begun. Dropping it takes it apart.
@@ -64,7 +64,9 @@ impl<V: Vm> Shell<V> {
         let (root, console_bytes) = (template.root.clone(), template.console_bytes);
         let is_shadowed = hypervisor.facts().is_shadowed;
         let parts = Parts { root, console_bytes, saved: Some(&state.devices), agent, is_shadowed };
-        let machine = Machine::assemble(Arc::clone(&vm), ram, parts, count, |_, _| Ok(()))?;
+        let saved = Arc::clone(state);
+        let set = move |index: u8, vcpu: &mut V::Vcpu| vcpu.set_lasting_state(&saved.vcpus[usize::from(index)]);
+        let machine = Machine::assemble(Arc::clone(&vm), ram, parts, count, set)?;
         Ok(Self { machine, state: Arc::clone(state) })
     }
 
@@ -73,7 +75,7 @@ impl<V: Vm> Shell<V> {
     /// # Errors
     /// The host refuses something. Nothing is left behind.
     pub fn start(self) -> Result<Machine<V>, BackendError> {
-        self.machine.go_on_as(&self.state)?;
+        self.machine.go_on_as(&self.state, V::Vcpu::set_momentary_state)?;
         Ok(self.machine)
     }
 

@@ -216,16 +216,20 @@ impl<V: Vm> Machine<V> {
         Shell::with_ram(hypervisor, template, None, prepare_ram)?.start()
     }
 
-    /// Gives interrupt chip, clock and processors their state, and lets everything go. Memory and devices have theirs, and all
-    /// are parked.
-    pub(super) fn go_on_as(&self, state: &Arc<MachineState>) -> Result<(), BackendError> {
+    /// Gives interrupt chip and clock their state, has `set` give the processors theirs, and lets everything go. Memory and devices have
+    /// theirs, and all are parked.
+    pub(super) fn go_on_as(
+        &self,
+        state: &Arc<MachineState>,
+        set: impl Fn(&mut V::Vcpu, &VcpuState) -> Result<(), HypervisorError> + Send + Sync + 'static,
+    ) -> Result<(), BackendError> {
         let (vm, _) = self.slow.as_ref().ok_or(BackendError::Killed)?;
         vm.set_interrupt_chip_state(&state.interrupt_chip)?;
         vm.set_clock(&state.clock)?;
         let (saved, resume_devices, resume_loop) =
             (Arc::clone(state), self.kept.resumer(), self.devices.resumer());
         let set = move |index: u8, vcpu: &mut V::Vcpu| {
-            vcpu.set_state(&saved.vcpus[usize::from(index)])?;
+            set(vcpu, &saved.vcpus[usize::from(index)])?;
             // A guest without the clock that this is told by has no watchdog that it would calm.
             let _ = vcpu.tell_paused();
             Ok::<_, HypervisorError>(())

@@ -69,8 +69,8 @@ impl GuestRam {
     /// # Errors
     /// [`MemoryError::Map`].
     pub fn of_image(image: &Arc<MemoryImage>) -> Result<Self, MemoryError> {
-        // What a clone touches anew are single pages here and there.
-        let mut ram = Self::anonymous(image.ram(), Pages::Small)?;
+        // The first layer is all of the RAM.
+        let mut ram = Self::anonymous(image.ram(), Pages::Covered)?;
         for layer in image.layers() {
             ram.overlay(GuestAddress(0), layer)?;
         }

@@ -6,16 +6,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryRegion, GuestRegionMmap};
+use vm_memory::{GuestAddress, GuestMemoryRegion, GuestRegionMmap, MmapRegion};
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Which pages the host is asked to take.
+/// What becomes of the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pages {
-    /// None larger than usual.
-    Small,
-    /// Large ones where it can.
+    /// All of them are replaced by [`overlay`], before anybody uses them.
+    Covered,
+    /// They are the guest's, large ones where the host can.
     Large,
 }
 
@@ -32,26 +32,30 @@ pub(super) fn anonymous(
             .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE | libc::MAP_NORESERVE)
             .build()
             .map_err(io::Error::other)?;
-        // SAFETY: The range is that of the mapping just made, which nobody else knows yet. The advice concerns children
-        // of a later fork only.
-        let done = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTFORK) };
-        if done != 0 {
-            return Err(io::Error::last_os_error());
+        if pages == Pages::Large {
+            advise(&region, size)?;
         }
-        // Large pages: a guest takes a fault for each page that it touches first, and these are most of its start. Measured on
-        // kvm_pvm: a fifth off the boot, for 4 MiB more of 26. What the host has no large pages for stays in small ones, and
-        // a kernel without them refuses the advice.
-        let advice = match pages {
-            Pages::Large => libc::MADV_HUGEPAGE,
-            Pages::Small => libc::MADV_NOHUGEPAGE,
-        };
-        // SAFETY: As above; the advice changes no content.
-        unsafe { libc::madvise(region.as_ptr().cast(), size, advice) };
         let region = GuestRegionMmap::new(region, address)
             .ok_or_else(|| io::Error::other("a region beyond the end of the address space"))?;
         regions.push(Arc::new(region));
     }
     Ok(regions)
+}
+
+/// What the kernel is told of a guest's own pages.
+fn advise(region: &MmapRegion, size: usize) -> io::Result<()> {
+    // SAFETY: The range is that of the mapping just made, which nobody else knows yet. The advice concerns children
+    // of a later fork only.
+    let done = unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_DONTFORK) };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Large pages: a guest takes a fault for each page that it touches first, and these are most of its start. Measured on
+    // kvm_pvm: a fifth off the boot, for 4 MiB more of 26. What the host has no large pages for stays in small ones, and
+    // a kernel without them refuses the advice.
+    // SAFETY: As above; the advice changes no content.
+    unsafe { libc::madvise(region.as_ptr().cast(), size, libc::MADV_HUGEPAGE) };
+    Ok(())
 }
 
 /// Replaces a part of a region by a private mapping of `extent` of `image`.

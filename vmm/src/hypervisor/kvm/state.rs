@@ -7,13 +7,20 @@
 //!
 //! # Order of setting
 //!
+//! What depends on no moment ([`set_lasting`]):
+//!
 //! 1. CPUID: KVM checks control registers, XCR0 and model-specific registers against it. The frequency of the time stamp
 //!    counter, if it is another than this host's.
 //! 2. MP state, general and system registers. These hold IA32_APIC_BASE, which switches the local APIC on.
 //! 3. XCR0, then the XSAVE area that it governs; debug registers.
-//! 4. The local APIC: it must be there before a deadline is set for its timer.
-//! 5. Model-specific registers: IA32_TSC before all others, IA32_TSC_DEADLINE after all others.
-//! 6. Pending events last: setting registers forgets a pending exception.
+//! 4. Model-specific registers, but for the time stamp counter and its deadline. Those of KVM's clock say where the guest reads it; KVM
+//!    writes it there when the virtual CPU runs next.
+//!
+//! The rest, when it is about to run ([`set_momentary`]):
+//!
+//! 5. The local APIC: its timer may run from here on, and it must be there before a deadline is set for it.
+//! 6. IA32_TSC, then IA32_TSC_DEADLINE.
+//! 7. Pending events last: setting registers forgets a pending exception.
 //!
 //! The system registers are those of `KVM_GET_SREGS`, which has no page directory pointers (PDPTRs): KVM then reads them
 //! from memory again. They matter to 32-bit guests with PAE only, and none of ours is one.
@@ -71,7 +78,7 @@ pub(super) fn get(vcpu: &KvmVcpu) -> Result<VcpuState, HypervisorError> {
 }
 
 /// See the [module](self).
-pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), HypervisorError> {
+pub(super) fn set_lasting(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), HypervisorError> {
     set_cpuid(&vcpu.fd, &state.cpuid)?;
     set_tsc_khz(vcpu, state.tsc_khz)?;
     vcpu.set_mp_state(state.mp_state)?;
@@ -81,8 +88,14 @@ pub(super) fn set(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), Hyperviso
     fd.set_xcrs(&convert::to_xcrs(&state.xcrs)?).map_err(failed("KVM_SET_XCRS"))?;
     unsafe_xsave::set(&vcpu.vm.fd, fd, &state.xsave)?;
     fd.set_debug_regs(&(&state.debug).into()).map_err(failed("KVM_SET_DEBUGREGS"))?;
+    let lasting = |msr: &&Msr| msr.index != msr::IA32_TSC && msr.index != msr::IA32_TSC_DEADLINE;
+    set_msrs(&vcpu.fd, &state.msrs.iter().filter(lasting).copied().collect::<Vec<_>>())
+}
+
+/// See the [module](self).
+pub(super) fn set_momentary(vcpu: &mut KvmVcpu, state: &VcpuState) -> Result<(), HypervisorError> {
     vcpu.set_local_apic(&state.local_apic)?;
-    set_saved_msrs(vcpu, &state.msrs)?;
+    set_time(vcpu, &state.msrs)?;
     vcpu.fd.set_vcpu_events(&(&state.events).into()).map_err(failed("KVM_SET_VCPU_EVENTS"))
 }
 
@@ -156,25 +169,23 @@ fn set_tsc_khz(vcpu: &KvmVcpu, saved: u32) -> Result<(), HypervisorError> {
     })
 }
 
-/// Sets saved model-specific registers: the counter first, the deadline last and moved.
-fn set_saved_msrs(vcpu: &mut KvmVcpu, msrs: &[Msr]) -> Result<(), HypervisorError> {
+/// Sets the time stamp counter, where it can be set, and the deadline, moved.
+fn set_time(vcpu: &mut KvmVcpu, msrs: &[Msr]) -> Result<(), HypervisorError> {
     let find = |index| msrs.iter().find(|msr| msr.index == index);
     let counter = find(msr::IA32_TSC);
     if let (Some(counter), true) = (counter, vcpu.vm.host.facts.can_set_tsc) {
         set_msrs(&vcpu.fd, std::slice::from_ref(counter))?;
     }
-    let others: Vec<Msr> = msrs
-        .iter()
-        .filter(|msr| msr.index != msr::IA32_TSC && msr.index != msr::IA32_TSC_DEADLINE)
-        .copied()
-        .collect();
-    set_msrs(&vcpu.fd, &others)?;
-    if let Some(&deadline) = find(msr::IA32_TSC_DEADLINE) {
-        let now = vcpu.msrs(&[msr::IA32_TSC])?.first().map(|msr| msr.value);
-        let value = moved_deadline(deadline.value, counter.map(|msr| msr.value), now);
-        set_msrs(&vcpu.fd, &[Msr { value, ..deadline }])?;
+    match find(msr::IA32_TSC_DEADLINE) {
+        // Not armed. A virtual CPU that has run may have another one armed.
+        Some(&deadline) if deadline.value == 0 => set_msrs(&vcpu.fd, &[deadline]),
+        Some(&deadline) => {
+            let now = vcpu.msrs(&[msr::IA32_TSC])?.first().map(|msr| msr.value);
+            let value = moved_deadline(deadline.value, counter.map(|msr| msr.value), now);
+            set_msrs(&vcpu.fd, &[Msr { value, ..deadline }])
+        }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// What to write into IA32_TSC_DEADLINE. 0 stays 0: not armed.

@@ -2,11 +2,15 @@
 
 #![allow(unsafe_code)]
 
-use kvm_bindings::Xsave;
+use kvm_bindings::{KVMIO, Xsave, kvm_xsave};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
+use vmm_sys_util::ioctl::ioctl_with_ptr;
+use vmm_sys_util::ioctl_iow_nr;
 
 use super::failed;
 use crate::hypervisor::HypervisorError;
+
+ioctl_iow_nr!(KVM_SET_XSAVE, KVMIO, 0xa5, kvm_xsave);
 
 /// Size of `struct kvm_xsave` without its flexible part, in bytes: what every kernel takes.
 const BASE: usize = 4096;
@@ -55,6 +59,13 @@ pub(super) fn set(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> Result<(), Hypervis
             what: "this processor has no room for the vector registers",
         });
     }
+    if bytes.len() >= size {
+        // SAFETY: the kernel reads `size` bytes at most behind the pointer, which are there, and writes none.
+        let done = unsafe { ioctl_with_ptr(vcpu, KVM_SET_XSAVE(), bytes.as_ptr().cast::<kvm_xsave>()) };
+        let failure = || failed("KVM_SET_XSAVE")(kvm_ioctls::Error::last());
+        return if done == 0 { Ok(()) } else { Err(failure()) };
+    }
+    // Of a processor with less.
     let mut area = buffer(size)?;
     let mut words =
         bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));

@@ -107,8 +107,12 @@ impl Vcpu for KvmVcpu {
         state::forget(self)
     }
 
-    fn set_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
-        state::set(self, state)
+    fn set_lasting_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
+        state::set_lasting(self, state)
+    }
+
+    fn set_momentary_state(&mut self, state: &VcpuState) -> Result<(), HypervisorError> {
+        state::set_momentary(self, state)
     }
 }
 
