@@ -1,19 +1,16 @@
 //! The guest kernel, read once per process.
 //!
 //! `linux-loader` puts the segments of an ELF file where they belong, in memory that stands for the beginning of the guest's
-//! RAM; that memory is then sealed, and every guest maps it ([`GuestRam::overlay`](crate::memory::GuestRam::overlay)). A guest
+//! RAM; what it has written is then sealed, and every guest maps it ([`GuestRam::overlay`](crate::memory::GuestRam::overlay)). A guest
 //! starts with some mappings instead of a copy of 11 MB, and the kernel's code is in memory once.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
 
 use linux_loader::loader::elf::Elf;
 use linux_loader::loader::{self, KernelLoader};
-use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::GuestAddress;
 
-use crate::memory::{ImageError, SealedImage, layout, writable_memory};
+use crate::memory::{GuestRam, ImageError, MemoryError, SealedImage, layout};
 
 /// A kernel may reach up to here. hayfork's ends at 29 MiB.
 pub const KERNEL_LIMIT: u64 = 256 << 20;
@@ -35,8 +32,8 @@ pub enum KernelError {
     #[error(transparent)]
     Image(#[from] ImageError),
     /// The same.
-    #[error("mapping memory for the kernel")]
-    Map(#[source] io::Error),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
 }
 
 /// A kernel that guests can be started with.
@@ -56,16 +53,12 @@ impl Kernel {
     /// # Errors
     /// [`KernelError`]
     pub fn load(file: &mut File) -> Result<Self, KernelError> {
-        let memory = writable_memory("hayfork-kernel")?;
-        rustix::fs::ftruncate(&memory, KERNEL_LIMIT).map_err(|errno| KernelError::Map(errno.into()))?;
-        let stage = stage(&memory)?;
-        let loaded = Elf::load(&stage, None, file, Some(layout::HIGH_RAM))?;
-        drop(stage);
+        let stage = GuestRam::stage(KERNEL_LIMIT)?;
+        let loaded = Elf::load(stage.memory(), None, file, Some(layout::HIGH_RAM))?;
         if loaded.kernel_end > KERNEL_LIMIT {
             return Err(loader::Error::MemoryOverflow.into());
         }
-        rustix::fs::ftruncate(&memory, loaded.kernel_end).map_err(|errno| KernelError::Map(errno.into()))?;
-        let image = SealedImage::seal(memory)?;
+        let image = stage.into_image("hayfork-kernel", loaded.kernel_end)?;
         let start = image.extents().first().map_or(0, |extent| extent.start);
         if !image.is_empty() && start < layout::HIGH_RAM.0 {
             return Err(KernelError::TooLow(start));
@@ -76,22 +69,6 @@ impl Kernel {
         }
         Ok(Self { image, entry, end: GuestAddress(loaded.kernel_end) })
     }
-}
-
-/// The memory as the beginning of a guest's address space.
-fn stage(memory: &OwnedFd) -> Result<GuestMemoryMmap, KernelError> {
-    let file = File::from(memory.try_clone().map_err(KernelError::Map)?);
-    let size =
-        usize::try_from(KERNEL_LIMIT).map_err(|_| KernelError::Map(io::ErrorKind::OutOfMemory.into()))?;
-    let region = MmapRegionBuilder::new(size)
-        .with_file_offset(FileOffset::new(file, 0))
-        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-        .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
-        .build()
-        .map_err(|error| KernelError::Map(io::Error::other(error)))?;
-    let region = GuestRegionMmap::new(region, GuestAddress(0))
-        .ok_or_else(|| KernelError::Map(io::ErrorKind::InvalidInput.into()))?;
-    GuestMemoryMmap::from_regions(vec![region]).map_err(|error| KernelError::Map(io::Error::other(error)))
 }
 
 #[cfg(test)]

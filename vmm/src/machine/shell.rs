@@ -65,7 +65,8 @@ impl<V: Vm> Shell<V> {
         let is_shadowed = hypervisor.facts().is_shadowed;
         let parts = Parts { root, console_bytes, saved: Some(&state.devices), agent, is_shadowed };
         let saved = Arc::clone(state);
-        let set = move |index: u8, vcpu: &mut V::Vcpu| vcpu.set_lasting_state(&saved.vcpus[usize::from(index)]);
+        let set =
+            move |index: u8, vcpu: &mut V::Vcpu| vcpu.set_lasting_state(&saved.vcpus[usize::from(index)]);
         let machine = Machine::assemble(Arc::clone(&vm), ram, parts, count, set)?;
         Ok(Self { machine, state: Arc::clone(state) })
     }

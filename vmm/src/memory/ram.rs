@@ -64,6 +64,14 @@ impl GuestRam {
         Self::anonymous(bytes, Pages::Large)
     }
 
+    /// The same in small pages, for content that becomes an [image](Self::into_image).
+    ///
+    /// # Errors
+    /// [`MemoryError::Map`].
+    pub(crate) fn stage(bytes: u64) -> Result<Self, MemoryError> {
+        Self::anonymous(bytes, Pages::Small)
+    }
+
     /// RAM with the content of a saved guest's. Pages are shared with all others of the same image until they are written to.
     ///
     /// # Errors

@@ -166,6 +166,26 @@ impl GuestRam {
         }
     }
 
+    /// An image of what was written into it, up to the guest address `end`.
+    ///
+    /// It is not written into the image's memory at once by a mapping of that: a child that the process makes by `fork` in the
+    /// meantime would have the mapping too, and what anybody could still write to cannot be sealed.
+    ///
+    /// # Errors
+    /// There is no memory or descriptor left.
+    pub(crate) fn into_image(self, name: &str, end: u64) -> Result<SealedImage, ImageError> {
+        let memory = File::from(writable_memory(name)?);
+        let end = end.next_multiple_of(PAGE);
+        rustix::fs::ftruncate(&memory, end).map_err(failed("sizing memory for an image"))?;
+        let mut runs = self.written(0)?;
+        runs.retain(|run| run.start < end);
+        if let Some(last) = runs.last_mut() {
+            last.end = last.end.min(end);
+        }
+        self.copy(&runs, &memory)?;
+        SealedImage::seal(memory.into())
+    }
+
     /// Guest addresses of pages that this guest has written, in whole pages, in order. Those less than `gap` pages apart come as
     /// one.
     ///

@@ -98,3 +98,25 @@ fn addresses_out_of_range_are_refused() {
     let entry = load(&elf(0x200_0000, &[part(0x100_0000, b"code", 4)]));
     assert!(matches!(entry, Err(KernelError::Entry(0x200_0000))), "{entry:?}");
 }
+
+/// What a child inherits at such a moment must not keep anything from being sealed.
+#[test]
+fn kernels_are_read_while_children_are_made() {
+    use std::os::unix::process::CommandExt as _;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let content = elf(0x100_0000, &[part(0x100_0000, &[0xcc; 200_000], 200_000)]);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                // With a user, so that it is a whole fork: a child that shares the memory until it executes shows nothing.
+                let user = rustix::process::getuid().as_raw();
+                std::process::Command::new("/bin/true").uid(user).status().unwrap();
+            }
+        });
+        let failed = (0..300).find_map(|_| load(&content).err());
+        over.store(true, Ordering::SeqCst);
+        assert!(failed.is_none(), "{failed:?}");
+    });
+}
