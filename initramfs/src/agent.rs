@@ -26,6 +26,7 @@ use crate::error::Result;
 use crate::exec::context::Context;
 use crate::exec::stop::Reason;
 use crate::files::pool::Pool;
+use crate::files::watch::keeper::Watches;
 use crate::io::Outlet;
 use crate::poller::{Ready, Token};
 use crate::renew::Renewals;
@@ -70,6 +71,7 @@ pub struct Agent {
     contexts: BTreeMap<u32, Context>,
     commands: BTreeMap<u32, Command>,
     pool: Pool,
+    watches: Watches,
     renewals: Renewals,
     linger: Option<Duration>,
     alone_since: Option<Instant>,
@@ -101,6 +103,7 @@ impl Agent {
             contexts: BTreeMap::new(),
             commands: BTreeMap::new(),
             pool,
+            watches: Watches::default(),
             renewals: Renewals::default(),
             linger,
             alone_since: Some(Instant::now()),
@@ -157,7 +160,10 @@ impl Agent {
                     command.wake(part);
                 }
             }
-            Token::Worker(key) => self.pool.wake(key),
+            Token::Worker(key) => {
+                self.pool.wake(key);
+                self.watches.wake(key);
+            }
         }
         Ok(())
     }
@@ -267,6 +273,7 @@ impl Agent {
             command.abandon();
         }
         self.pool.abandon();
+        self.watches.abandon();
         self.renewals.abandon();
     }
 
@@ -318,6 +325,12 @@ impl Agent {
                     &Failure { code: FailureCode::Io, message: format!("set the wall clock: {errno}") },
                 ),
             },
+            Request::Watch { path, recursive } => {
+                let begun = self.watches.begin(&mut self.world, &self.pool, stream, path, recursive);
+                if let Err(failure) = begun {
+                    self.refuse(stream, &failure);
+                }
+            }
             request => self.pool.begin(stream, request),
         }
     }
@@ -377,6 +390,8 @@ impl Agent {
             context.control(stream, control, self.session.mux());
         } else if let Some(command) = self.command_of(stream) {
             command.control(control);
+        } else if self.watches.has_stream(stream) {
+            self.watches.control(stream, control);
         }
     }
 
@@ -418,6 +433,8 @@ impl Agent {
             command.stop(Reason::Cancelled);
         } else if self.pool.has_stream(stream) {
             self.pool.reset(stream, self.session.mux());
+        } else if self.watches.has_stream(stream) {
+            self.watches.reset(stream, self.session.mux());
         } else if !self.renewals.reset(stream, self.session.mux()) {
             Outlet::new(self.session.mux(), Some(stream)).close();
         }
@@ -425,7 +442,7 @@ impl Agent {
 
     /// Moves every operation on. True if there is more to do at once.
     fn pump(&mut self) -> bool {
-        let Self { world, session, contexts, commands, pool, renewals, .. } = self;
+        let Self { world, session, contexts, commands, pool, watches, renewals, .. } = self;
         let mut mux: Option<&mut Mux> = session.mux();
         let busy = with_scratch(world, |world, buffer| {
             let mut busy = false;
@@ -436,6 +453,7 @@ impl Agent {
                 busy |= command.pump(mux.as_deref_mut(), buffer);
             }
             busy |= pool.pump(world, mux.as_deref_mut(), buffer);
+            busy |= watches.pump(mux.as_deref_mut(), buffer);
             renewals.pump(contexts, mux);
             busy
         });
@@ -491,7 +509,11 @@ impl Agent {
         let kin = std::iter::once(rustix::process::getpid()).chain(self.kin.iter().copied());
         let cgroups = self.world.cgroups.as_ref();
         Stats {
-            agent_pss_bytes: kin.chain(self.pool.processes()).filter_map(crate::procfs::pss).sum(),
+            agent_pss_bytes: kin
+                .chain(self.pool.processes())
+                .chain(self.watches.process())
+                .filter_map(crate::procfs::pss)
+                .sum(),
             user_memory_bytes: cgroups.map_or(0, crate::cgroup::Cgroups::memory),
             user_memory_limit_bytes: cgroups.map_or(0, crate::cgroup::Cgroups::memory_limit),
             user_processes: cgroups.map_or(0, crate::cgroup::Cgroups::processes),

@@ -225,6 +225,7 @@ impl Command {
             Control::Interrupt => self.signal(SIGINT),
             Control::Signal(signal) => self.signal(signal),
             Control::Kill => self.stop(Reason::Killed),
+            Control::Flush => {}
         }
     }
 

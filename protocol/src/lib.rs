@@ -20,6 +20,7 @@
 //! * [`handshake`]: finding each other in a stream that may still hold an earlier session's bytes,
 //!   and agreeing on a version.
 //! * [`message`]: requests, control messages and events, encoded with postcard.
+//! * [`change`]: what a watch on a folder reports, as data within its stream.
 //! * [`mux`]: streams with ids and credit over the frames, a state machine without I/O.
 //! * [`limits`]: every bound in one place.
 //!
@@ -27,6 +28,7 @@
 //! unknown kinds end the session with a typed error, and what a peer can make this side hold is
 //! bounded by the credit that this side granted.
 
+pub mod change;
 pub mod frame;
 pub mod handshake;
 pub mod limits;

@@ -64,6 +64,13 @@ pub const MAX_BUNDLE_PARTS: usize = 32;
 /// Entries in one [`crate::Event::Entries`] message; longer listings take several.
 pub const MAX_ENTRIES_PER_MESSAGE: usize = 512;
 
+/// Folders that may be watched at once ([`crate::Request::Watch`]).
+pub const MAX_WATCHES: usize = 32;
+
+/// Folders that all watches of a guest look at together: those that they name and those below. Half of what Linux gives a
+/// user at least, so that enough is left for the user's own programs.
+pub const MAX_WATCHED_FOLDERS: usize = 4096;
+
 /// Default bound on an execution's standard output, in bytes.
 pub const DEFAULT_STDOUT: u64 = 1_000_000;
 

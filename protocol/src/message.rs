@@ -13,6 +13,7 @@
 //! | `Stat` | | `File` |
 //! | `MakeDir`, `Remove`, `Rename`, `CloseContext`, `Shutdown`, `Renew`, `SetClock` | | `Done` |
 //! | `IdleOutput` | credit | output data, `Omitted`, `Done` |
+//! | `Watch` | credit, `Control` | `Watching`, file data ([`crate::change`]), `Done` when there is nothing left to watch |
 //! | `Stats` | | `Stats` |
 //!
 //! Every one of them may end with `Failed` instead. The guest closes the stream after the last
@@ -221,6 +222,13 @@ pub enum Request {
         /// Nanoseconds since 1970, UTC.
         wall_clock_ns: u64,
     },
+    /// Reports changes in a folder until the host abandons it, or the folder is no longer there.
+    Watch {
+        /// Which.
+        path: String,
+        /// Whether the folders below it are watched too, those made later among them.
+        recursive: bool,
+    },
 }
 
 /// What the host says on a stream that already runs.
@@ -232,6 +240,8 @@ pub enum Control {
     Kill,
     /// Sends a signal to a command's process group.
     Signal(i32),
+    /// Asks a watch to say [`crate::change::Record::Flushed`] behind everything that has happened. One at a time.
+    Flush,
 }
 
 /// How an execution or command came to its end.
@@ -344,6 +354,8 @@ pub enum FailureCode {
     Io,
     /// The host abandoned the stream.
     Cancelled,
+    /// As many of these as there may be are there already.
+    TooMany,
 }
 
 /// Why the guest could not do what it was asked, in words.
@@ -409,6 +421,8 @@ pub enum Event {
     Stats(Stats),
     /// The operation failed.
     Failed(Failure),
+    /// The folder is watched: whatever happens from here on is reported.
+    Watching,
 }
 
 impl Event {

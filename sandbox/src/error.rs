@@ -146,6 +146,7 @@ impl Error {
                 FailureCode::CannotStart => "cannot_start",
                 FailureCode::Io => "io",
                 FailureCode::Cancelled => "cancelled",
+                FailureCode::TooMany => "too_many",
             },
             Self::NoSuchLanguage { .. } => "image_language_missing",
             Self::SessionClosed { .. } => "session_closed",
@@ -285,6 +286,7 @@ fn refusal_remedy(code: FailureCode) -> &'static str {
         FailureCode::CannotStart => "Check that the program exists in the image and may be executed.",
         FailureCode::Io => "Look at the cause in the message.",
         FailureCode::Cancelled => "Nothing: somebody asked for it.",
+        FailureCode::TooMany => "Stop watches that are no longer needed, or watch a smaller folder.",
     }
 }
 
@@ -333,6 +335,7 @@ mod tests {
             CannotStart,
             Io,
             Cancelled,
+            TooMany,
         ]
     }
 

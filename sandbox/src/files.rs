@@ -76,7 +76,20 @@ impl Sandbox {
     ///
     /// # Errors
     /// What the guest refuses, or [`Error::Io`] if `out` cannot be written.
-    pub async fn read_file(&self, path: &str, mut out: impl AsyncWrite + Unpin + Send) -> Result<u64, Error> {
+    pub async fn read_file(&self, path: &str, out: impl AsyncWrite + Unpin + Send) -> Result<u64, Error> {
+        self.read_file_with(path, out, |_| {}).await
+    }
+
+    /// The same; `opened` is told of the file before the first of its bytes.
+    ///
+    /// # Errors
+    /// As those of [`Sandbox::read_file`].
+    pub async fn read_file_with(
+        &self,
+        path: &str,
+        mut out: impl AsyncWrite + Unpin + Send,
+        opened: impl Fn(&FileInfo) + Send,
+    ) -> Result<u64, Error> {
         let mut stream = self.operation(Request::ReadFile { path: path.to_owned() })?;
         let mut received = 0_u64;
         loop {
@@ -88,7 +101,8 @@ impl Sandbox {
                         return Err(Error::io("the content read could not be written", error));
                     }
                 }
-                Item::Event(Event::File(_)) | Item::Eof => {}
+                Item::Event(Event::File(info)) => opened(&info),
+                Item::Eof => {}
                 item => {
                     let bytes = done(stream, item).await?;
                     all_arrived(bytes, received)?;
@@ -233,7 +247,7 @@ async fn done(mut stream: Stream, mut item: Item) -> Result<u64, Error> {
 }
 
 /// The error that an item is for an operation that hoped for another one.
-fn failure(mut stream: Stream, item: Item) -> Error {
+pub(crate) fn failure(mut stream: Stream, item: Item) -> Error {
     match item {
         Item::Event(Event::Failed(failure)) => {
             stream.ended();

@@ -39,6 +39,7 @@ mod start;
 pub mod store;
 pub mod text;
 mod unsafe_watch;
+mod watch;
 
 pub use doctor::{Check, Report, Verdict};
 pub use engine::Engine;
@@ -57,7 +58,9 @@ pub use paused::{ENVIRONMENT as PAUSED_ENVIRONMENT, MAX_NOTE, Paused, ResumeOpti
 pub use running::{Execution, Outcome, RunEvent, RunHandle, RunTimings, Running};
 pub use sandbox::{BootTimings, Sandbox, StartedFrom};
 pub use snapshot::Snapshot;
+pub use watch::Watch;
 
+pub use hayfork_protocol::change::{Change, ChangeKind};
 pub use hayfork_protocol::message::{
     BundleKind, Control, Env, Exception, FileInfo, FileKind, Keep, Language, OutputLimit, Stats, Status, User,
 };

@@ -204,6 +204,7 @@ impl Context {
                 Control::Interrupt => execution.interrupt(driver, now),
                 Control::Kill => execution.stop(Reason::Killed, driver, now),
                 Control::Signal(signal) => execution.signal(driver, signal),
+                Control::Flush => {}
             }
             return;
         }
@@ -211,7 +212,7 @@ impl Context {
         let (status, exit_code) = match control {
             Control::Interrupt => (Status::Exited, 130),
             Control::Kill => (Status::Killed, 137),
-            Control::Signal(_) => return,
+            Control::Signal(_) | Control::Flush => return,
         };
         if self.unqueue(stream) {
             let mut outlet = Outlet::new(mux, Some(stream));

@@ -13,6 +13,8 @@
 //! ```
 //! Credit passes through: a worker blocks in `send` when the host does not take a download, and the agent reports upload
 //! bytes as consumed when the worker's socket took them.
+//!
+//! Watches on folders are kept by one process of the same kind for all of them ([`watch`]).
 
 pub mod change;
 pub mod download;
@@ -21,5 +23,6 @@ pub mod listing;
 pub mod pool;
 pub mod resolve;
 pub mod upload;
+pub mod watch;
 pub mod wire;
 pub mod worker;

@@ -127,12 +127,22 @@ impl Pool {
     /// Whatever the kernel refused.
     pub fn start(world: &mut World) -> Result<Self> {
         let mut pool = Self { cgroup: world.cgroup("files".to_owned())?, ..Self::default() };
-        let first = pool.fork(world)?;
+        let first = pool.worker(world)?;
         pool.idle.push(first);
         Ok(pool)
     }
 
-    fn fork(&self, world: &mut World) -> Result<(u32, Worker)> {
+    fn worker(&self, world: &mut World) -> Result<(u32, Worker)> {
+        let (key, pid, socket) =
+            self.fork(world, |socket, places| worker::serve(worker::Line::new(socket), places))?;
+        Ok((key, Worker { pid, socket }))
+    }
+
+    /// Starts a process with the user's rights that leads that life, and returns its key, id and socket.
+    ///
+    /// # Errors
+    /// Whatever the kernel refused.
+    pub fn fork(&self, world: &mut World, life: worker::Life) -> Result<(u32, Pid, Source)> {
         let key = world.number();
         let (ours, theirs) = wire::pair().during("make a socket pair")?;
         let side = match &world.walls {
@@ -141,10 +151,10 @@ impl Pool {
         };
         let fork::Side::Parent(pid) = side else {
             drop(ours);
-            worker::run(theirs, world.walls.as_ref(), self.cgroup.as_ref(), &world.home)
+            worker::run(theirs, world.walls.as_ref(), self.cgroup.as_ref(), &world.home, life)
         };
         world.poller.add_for_both(&ours, Token::Worker(key))?;
-        Ok((key, Worker { pid, socket: Source::new(ours) }))
+        Ok((key, pid, Source::new(ours)))
     }
 
     /// Processes of all workers.
@@ -245,15 +255,17 @@ impl Pool {
     fn assign(&mut self, world: &mut World, mut mux: Option<&mut Mux>) {
         while self.jobs.len() < MAX_WORKERS {
             let Some(next) = self.waiting.pop_front() else { return };
-            let worker = match self.idle.pop() {
+            let request = Message::Request(Box::new(next.request));
+            // One whose socket is still full of an upload that failed early is given up, as is one that has ended.
+            let idle =
+                self.idle.pop().filter(|(_, worker)| wire::write(worker.socket.fd(), &request).is_ok());
+            let sent = match idle {
                 Some(worker) => Ok(worker),
-                None => self.fork(world),
+                None => self.worker(world).and_then(|(key, worker)| {
+                    wire::write(worker.socket.fd(), &request).during("hand an operation to a file worker")?;
+                    Ok((key, worker))
+                }),
             };
-            let sent = worker.and_then(|(key, worker)| {
-                wire::write(worker.socket.fd(), &Message::Request(Box::new(next.request)))
-                    .during("hand an operation to a file worker")?;
-                Ok((key, worker))
-            });
             match sent {
                 Ok((key, worker)) => {
                     self.jobs.insert(

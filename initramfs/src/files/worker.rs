@@ -19,6 +19,9 @@ use crate::sys::fork;
 /// Shared folders that absolute paths may lead into.
 const SHARED: [&str; 3] = ["/tmp", "/var/tmp", "/dev/shm"];
 
+/// What a process does once it has the user's rights.
+pub type Life = fn(OwnedFd, &Places) -> !;
+
 /// A worker's side of its socket.
 #[derive(Debug)]
 pub struct Line {
@@ -66,8 +69,14 @@ impl Line {
     }
 }
 
-/// Turns a fresh child of the agent into a worker, with the user's rights behind the user's walls.
-pub fn run(socket: OwnedFd, walls: Option<&Walls>, cgroup: Option<&crate::cgroup::Cgroup>, home: &str) -> ! {
+/// Gives a fresh child of the agent the user's rights, behind the user's walls, and then its life.
+pub fn run(
+    socket: OwnedFd,
+    walls: Option<&Walls>,
+    cgroup: Option<&crate::cgroup::Cgroup>,
+    home: &str,
+    life: Life,
+) -> ! {
     crate::panic::in_child();
     if let Some(Err(error)) = cgroup.map(crate::cgroup::Cgroup::enter) {
         give_up("enter its cgroup", error.errno);
@@ -81,7 +90,7 @@ pub fn run(socket: OwnedFd, walls: Option<&Walls>, cgroup: Option<&crate::cgroup
     crate::log::silence();
     let Ok(socket) = fork::keep_only(socket) else { fork::exit_now(1) };
     match Places::open(home, &SHARED) {
-        Ok(places) => serve(Line::new(socket), &places),
+        Ok(places) => life(socket, &places),
         Err(_) => fork::exit_now(1),
     }
 }

@@ -184,6 +184,19 @@ impl Host {
         }
     }
 
+    /// inotify instances of the agent's children.
+    pub fn inotify_instances(&self) -> usize {
+        let pid = self.agent.unwrap().as_raw_nonzero();
+        let children =
+            std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+        let links = children
+            .split_whitespace()
+            .flat_map(|child| std::fs::read_dir(format!("/proc/{child}/fd")).into_iter().flatten().flatten());
+        links
+            .filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to.ends_with("anon_inode:inotify")))
+            .count()
+    }
+
     /// Sends bytes past the mux.
     pub fn send_raw(&mut self, bytes: &[u8]) {
         self.socket.write_all(bytes).unwrap();

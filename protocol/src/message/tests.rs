@@ -25,6 +25,16 @@ fn requests_and_events_round_trip() {
     let request = Request::SetClock { wall_clock_ns: 1 };
     let bytes = postcard::to_allocvec(&request).unwrap();
     assert_eq!((bytes.as_slice(), postcard::from_bytes::<Request>(&bytes).unwrap()), (&[14, 1][..], request));
+    let request = Request::Watch { path: "a".into(), recursive: true };
+    let bytes = postcard::to_allocvec(&request).unwrap();
+    assert_eq!(
+        (bytes.as_slice(), postcard::from_bytes::<Request>(&bytes).unwrap()),
+        (&[15, 1, 97, 1][..], request)
+    );
+    // Those that were appended: what stood before keeps its number.
+    assert_eq!(postcard::to_allocvec(&Event::Watching).unwrap(), [10]);
+    assert_eq!(postcard::to_allocvec(&Control::Flush).unwrap(), [3]);
+    assert_eq!(postcard::to_allocvec(&FailureCode::TooMany).unwrap(), [11]);
     let event = Event::Finished(Finished {
         status: Status::OutOfMemory,
         exit_code: 137,
@@ -86,6 +96,8 @@ fn paths_are_checked_in_bytes() {
     assert_eq!(validate_path(&"ä".repeat(128)).unwrap_err().code, FailureCode::BadPath);
     assert!(validate_path("a\0b").is_err());
     assert!(validate_path(&"a/".repeat(2048)).is_err());
+    assert!(Request::Watch { path: String::new(), recursive: false }.validate().is_ok());
+    assert!(Request::Watch { path: "a\0".into(), recursive: true }.validate().is_err());
 }
 
 #[test]

@@ -33,7 +33,8 @@ impl Request {
             | Self::List { path }
             | Self::Stat { path }
             | Self::MakeDir { path }
-            | Self::Remove { path } => validate_path(path),
+            | Self::Remove { path }
+            | Self::Watch { path, .. } => validate_path(path),
             Self::Rename { from, to } => validate_path(from).and_then(|()| validate_path(to)),
             Self::Renew(renew) => validate_renew(renew),
             Self::IdleOutput { .. }

@@ -39,6 +39,10 @@ enum Kind {
     Stat,
     Stats,
     Idle,
+    /// `Watch`: changes without end once it has begun.
+    Watch {
+        begun: bool,
+    },
     Simple,
 }
 
@@ -92,6 +96,7 @@ impl Ledger {
                 ledger.kind = Kind::Idle;
                 (ledger.stdout, ledger.stderr) = (MAX_IDLE_OUTPUT, MAX_IDLE_OUTPUT);
             }
+            Request::Watch { .. } => ledger.kind = Kind::Watch { begun: false },
             Request::MakeDir { .. }
             | Request::Remove { .. }
             | Request::Rename { .. }
@@ -165,6 +170,15 @@ impl Ledger {
                 }
                 Place::Within
             }
+            (Event::Watching, Kind::Watch { begun }) => {
+                if std::mem::replace(begun, true) {
+                    return Err("a watch that begins twice".into());
+                }
+                // Credit bounds what waits.
+                self.file = u64::MAX;
+                Place::Within
+            }
+            (Event::Done { .. }, Kind::Watch { begun: true }) => Place::Last,
             (
                 Event::Done { .. },
                 Kind::Write | Kind::Read { .. } | Kind::List { .. } | Kind::Idle | Kind::Simple,
@@ -215,5 +229,6 @@ fn name(event: &Event) -> &'static str {
         Event::Done { .. } => "an end of operation",
         Event::Stats(_) => "figures",
         Event::Failed(_) => "a failure",
+        Event::Watching => "the begin of a watch",
     }
 }

@@ -61,6 +61,8 @@ struct Open {
     /// When the guest must have done what it owes.
     deadline: Option<Instant>,
     is_run: bool,
+    /// It only looks on, and keeps no sandbox from being idle.
+    is_watch: bool,
     reset: bool,
 }
 
@@ -154,14 +156,14 @@ impl Connection {
     }
 
     async fn wait(&mut self) -> Result<(), End> {
+        let is_idle = self.is_idle();
         let parts = &mut self.parts;
         let room = parts.mux.output().len() < MAX_OUTPUT;
         let open = self.open.len();
         let takes_run = room && self.running < MAX_STREAMS - RESERVED && open < MAX_STREAMS;
         let takes_operation = room && open < MAX_STREAMS;
         let has_output = !parts.mux.output().is_empty();
-        let idle_until =
-            self.idle_timeout.filter(|_| self.open.is_empty()).map(|idle| self.idle_since + idle);
+        let idle_until = self.idle_timeout.filter(|_| is_idle).map(|idle| self.idle_since + idle);
         let deadline = self.open.values().filter_map(|open| open.deadline).chain(idle_until).min();
 
         tokio::select! {
@@ -270,7 +272,7 @@ impl Connection {
         if let Some(context) = open.context {
             self.leave_context(context, id);
         }
-        if self.open.is_empty() {
+        if self.is_idle() && !open.is_watch {
             self.idle_since = Instant::now();
         }
         if !open.ledger.is_over() && !open.reset {
@@ -316,6 +318,7 @@ impl Connection {
             timeout: timeout_ms.map(Duration::from_millis),
             deadline: None,
             is_run,
+            is_watch: matches!(request, Request::Watch { .. }),
             reset: false,
         };
         let first = context.is_none_or(|context| {
@@ -326,9 +329,17 @@ impl Connection {
         if first {
             open.deadline = self.start_deadline(open.timeout);
         }
+        if open.is_watch {
+            self.idle_since = Instant::now();
+        }
         self.running += usize::from(is_run);
         open.link.opened(id);
         self.open.insert(id, open);
+    }
+
+    /// Whether nothing is done here, but for watches.
+    fn is_idle(&self) -> bool {
+        self.open.values().all(|open| open.is_watch)
     }
 
     /// By when an execution that may begin now must have begun.
@@ -391,6 +402,9 @@ impl Connection {
             }
         }
         if !open.ledger.is_over() && !open.reset && !wishes.reset {
+            if open.is_watch && !wishes.controls.is_empty() {
+                self.idle_since = Instant::now();
+            }
             for control in wishes.controls {
                 // An end that is under way makes it unnecessary.
                 let _ = mux.control(id, &control);
@@ -437,7 +451,7 @@ impl Connection {
                 return Err(End::Unresponsive(what.to_owned()));
             }
         }
-        let idle = self.open.is_empty() && self.parts.runs.is_empty() && self.parts.operations.is_empty();
+        let idle = self.is_idle() && self.parts.runs.is_empty() && self.parts.operations.is_empty();
         match self.idle_timeout {
             Some(timeout) if idle && self.idle_since + timeout <= now => {
                 Err(End::Closed("it ran nothing for as long as its idle timeout"))

@@ -9,6 +9,7 @@ mod pool;
 mod runs;
 mod shelf;
 mod unsafe_fork;
+mod watches;
 
 use std::future::Future;
 use std::time::Duration;
