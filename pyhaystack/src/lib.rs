@@ -18,6 +18,7 @@ mod sandbox;
 mod transfer;
 mod value;
 mod waker;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -34,5 +35,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<transfer::Upload>()?;
     module.add_class::<transfer::Download>()?;
     module.add_class::<waker::Waker>()?;
+    module.add_class::<watch::Watch>()?;
     Ok(())
 }

@@ -15,6 +15,7 @@ use crate::run::Run;
 use crate::runtime::Runtime;
 use crate::transfer::{Download, Upload};
 use crate::value::Value;
+use crate::watch::Watch;
 
 /// The VM ends when the last reference to its handle is gone.
 #[pyclass(frozen, module = "hayfork._native")]
@@ -242,6 +243,14 @@ impl Sandbox {
 
     fn rename(&self, from: String, to: String) -> Call {
         self.call(|s| async move { s.rename(&from, &to).await }, |()| Value::None)
+    }
+
+    fn watch(&self, path: String, recursive: bool) -> Call {
+        let (inner, runtime) = (self.inner.clone(), self.runtime.clone());
+        Call::spawn(&self.runtime, async move {
+            let watch = inner.watch(&path, recursive).await?;
+            Ok(Value::Watch(Watch::new(runtime, watch)))
+        })
     }
 
     fn idle_output(&self, context: u32) -> Call {

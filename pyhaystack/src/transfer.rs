@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex as StdMutex, PoisonError};
+use std::sync::{Arc, Mutex as StdMutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::{Buf as _, Bytes};
@@ -10,7 +10,7 @@ use hayfork_sandbox::{Error, Sandbox};
 use pyo3::prelude::*;
 use tokio::io::{AsyncRead, AsyncReadExt as _, DuplexStream, ReadBuf};
 use tokio::sync::{Mutex, mpsc};
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::call::Call;
 use crate::runtime::Runtime;
@@ -124,6 +124,9 @@ impl Upload {
 pub(crate) struct Download {
     runtime: Runtime,
     state: Arc<Mutex<DownloadState>>,
+    /// The file's size, when it is known.
+    size: Arc<OnceLock<u64>>,
+    abort: Option<AbortHandle>,
 }
 
 struct DownloadState {
@@ -142,9 +145,15 @@ impl Drop for DownloadState {
 impl Download {
     pub(crate) fn start(runtime: Runtime, sandbox: Sandbox, path: String) -> Self {
         let (bytes, out) = tokio::io::duplex(BUFFER);
-        let task = runtime.spawn(async move { sandbox.read_file(&path, out).await });
+        let size = Arc::new(OnceLock::new());
+        let known = Arc::clone(&size);
+        let task = runtime.spawn(async move {
+            // A file is described once.
+            sandbox.read_file_with(&path, out, |info| drop(known.set(info.bytes))).await
+        });
+        let abort = task.as_ref().map(JoinHandle::abort_handle);
         let state = DownloadState { bytes, task };
-        Self { runtime, state: Arc::new(Mutex::new(state)) }
+        Self { runtime, state: Arc::new(Mutex::new(state)), size, abort }
     }
 }
 
@@ -169,5 +178,18 @@ impl Download {
                 },
             }
         })
+    }
+
+    /// The size that the file had when it was opened; known when the first piece, or the end, has come.
+    #[getter]
+    fn size(&self) -> Option<u64> {
+        self.size.get().copied()
+    }
+
+    /// Abandons it: nothing is read any more, and the sandbox is told.
+    fn abandon(&self) {
+        if let Some(task) = &self.abort {
+            task.abort();
+        }
     }
 }

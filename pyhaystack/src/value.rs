@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::sandbox::{Sandbox, Snapshot};
+use crate::watch::Watch;
 
 /// What a call can result in.
 pub(crate) enum Value {
@@ -26,6 +27,7 @@ pub(crate) enum Value {
     Files(Vec<FileInfo>),
     Stats(Stats),
     Idle(IdleOutput),
+    Watch(Watch),
 }
 
 impl Value {
@@ -71,6 +73,7 @@ impl Value {
                 dict.set_item("uptime_s", seconds(stats.uptime_ns))?;
                 dict.into_any().unbind()
             }
+            Self::Watch(watch) => Py::new(py, watch)?.into_any(),
             Self::Idle(idle) => {
                 let stdout = PyBytes::new(py, &idle.stdout);
                 let stderr = PyBytes::new(py, &idle.stderr);

@@ -60,10 +60,13 @@ from hayfork.errors import (
     VmTimeoutError,
     VmTransientError,
 )
+from hayfork.files import Files, FileStream, WatchHandle
 from hayfork.models import (
     EntryInfo,
     Execution,
     ExecutionError,
+    FilesystemEvent,
+    FilesystemEventType,
     PausedSandbox,
     Result,
     RunsOn,
@@ -73,11 +76,12 @@ from hayfork.models import (
 )
 from hayfork.oneshot import arun, run
 from hayfork.pool import WarmPool
-from hayfork.sandbox import CommandHandle, Commands, Files, Sandbox, Snapshot
+from hayfork.sandbox import CommandHandle, Commands, Sandbox, Snapshot
 from hayfork.templates import abuild_template, build_template, list_templates, remove_template
 
 if TYPE_CHECKING:
-    from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncFiles, AsyncSandbox, AsyncSnapshot
+    from hayfork.async_files import AsyncFiles, AsyncFileStream, AsyncWatchHandle
+    from hayfork.async_sandbox import AsyncCommandHandle, AsyncCommands, AsyncSandbox, AsyncSnapshot
     from hayfork.scheduler import (
         ExecutionResult,
         ExposedPort,
@@ -95,8 +99,9 @@ if TYPE_CHECKING:
 
 # Loaded on first use, so that `import hayfork` and the command line stay quick; the scheduler brings pydantic.
 _LATE = dict.fromkeys(
-    ("AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox", "AsyncSnapshot"), "hayfork.async_sandbox"
+    ("AsyncCommandHandle", "AsyncCommands", "AsyncSandbox", "AsyncSnapshot"), "hayfork.async_sandbox"
 )
+_LATE |= dict.fromkeys(("AsyncFileStream", "AsyncFiles", "AsyncWatchHandle"), "hayfork.async_files")
 _LATE |= dict.fromkeys(
     (
         "ExecutionResult",
@@ -122,9 +127,11 @@ __all__ = [
     "AssetNotFoundError",
     "AsyncCommandHandle",
     "AsyncCommands",
+    "AsyncFileStream",
     "AsyncFiles",
     "AsyncSandbox",
     "AsyncSnapshot",
+    "AsyncWatchHandle",
     "BalloonTransientError",
     "CodeValidationError",
     "CommandFailedError",
@@ -140,7 +147,10 @@ __all__ = [
     "ExecutionResult",
     "ExposedPort",
     "FileInfo",
+    "FileStream",
     "Files",
+    "FilesystemEvent",
+    "FilesystemEventType",
     "ForkedProcessError",
     "GuestAgentError",
     "HayforkError",
@@ -186,6 +196,7 @@ __all__ = [
     "VmTimeoutError",
     "VmTransientError",
     "WarmPool",
+    "WatchHandle",
     "__version__",
     "abuild_template",
     "arun",

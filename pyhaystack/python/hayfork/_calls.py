@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hayfork import errors
@@ -22,7 +23,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Operation = Generator["Call[Any]", Any, T]
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Something of the caller's that an operation waits for. Only `run_async` can."""
+
+    awaitable: Awaitable[Any]
+
+
+Operation = Generator["Call[Any] | Await", Any, T]
 """Yields calls, gets their results, returns a T."""
 
 
@@ -39,6 +48,8 @@ def run_blocking(operation: Operation[T]) -> T:
     try:
         call = next(operation)
         while True:
+            if isinstance(call, Await):
+                raise TypeError("an operation for event loops was run by a blocking caller")
             try:
                 call.wait()
                 value = _result(call)
@@ -52,15 +63,27 @@ def run_blocking(operation: Operation[T]) -> T:
         return result
 
 
+def wait_blocking(call: Call[T], timeout: float | None) -> T | None:
+    """Wait for one call on the calling thread, at most so many seconds; then it is cancelled, and there is no result."""
+    try:
+        if not call.wait(timeout):
+            return None
+        result: T = _result(call)
+        return result
+    finally:
+        call.cancel()
+
+
 async def run_async(operation: Operation[T]) -> T:
     """Carry out an operation on the running event loop; cancelling the task cancels it."""
     try:
         call = next(operation)
         while True:
             try:
-                value = await _wait(call)
+                value = await (call.awaitable if isinstance(call, Await) else _wait(call))
             except BaseException as error:  # noqa: BLE001 - the operation raises it again
-                call.cancel()
+                if not isinstance(call, Await):
+                    call.cancel()
                 call = operation.throw(error)
             else:
                 call = operation.send(value)

@@ -33,18 +33,18 @@ class Callbacks:
     on_result: OnResult | None = None
 
 
-class _Callback:
+class Callback:
     """Calls until it raises."""
 
-    def __init__(self, name: str, function: Callable[[Any], object] | None) -> None:
+    def __init__(self, name: str, function: Callable[..., object] | None) -> None:
         self._name = name
         self._function = function
 
-    def __call__(self, value: Any) -> None:
+    def __call__(self, *values: Any) -> None:
         if self._function is None:
             return
         try:
-            self._function(value)
+            self._function(*values)
         except Exception:  # noqa: BLE001 - whatever it raises is the caller's own affair, and logged
             self._function = None
             _log.exception("%s raised an exception and is not called again", self._name)
@@ -53,7 +53,7 @@ class _Callback:
 class _Text:
     """One output stream: bytes cut anywhere become text."""
 
-    def __init__(self, callback: _Callback) -> None:
+    def __init__(self, callback: Callback) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._callback = callback
         self._pieces: list[str] = []
@@ -74,9 +74,9 @@ class Collector:
     """Gathers the events of one run."""
 
     def __init__(self, callbacks: Callbacks, runs_on: RunsOn, boot: float = 0.0) -> None:
-        self._stdout = _Text(_Callback("on_stdout", callbacks.on_stdout))
-        self._stderr = _Text(_Callback("on_stderr", callbacks.on_stderr))
-        self._on_result = _Callback("on_result", callbacks.on_result)
+        self._stdout = _Text(Callback("on_stdout", callbacks.on_stdout))
+        self._stderr = _Text(Callback("on_stderr", callbacks.on_stderr))
+        self._on_result = Callback("on_result", callbacks.on_result)
         self._results: list[Result] = []
         self._error: ExecutionError | None = None
         self._end: tuple[Any, ...] | None = None

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any
 
 from hayfork import _native, errors
 from hayfork._calls import Operation
 from hayfork._engine import engine
 from hayfork._execution import Callbacks, Collector, Stdin, feed_stdin, follow
-from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats, Template
+from hayfork.models import Execution, PausedSandbox, RunsOn, SandboxStats, Template
 
 LANGUAGES = ("python", "javascript", "shell")
 
@@ -24,10 +22,7 @@ STDOUT_LIMIT = 1_000_000
 STDERR_LIMIT = 100_000
 """Bytes of standard error that a result holds at most, unless asked for otherwise."""
 
-_PIECE = 256 * 1024
-
 Env = Mapping[str, str] | None
-Content = bytes | str | Path | IO[bytes] | IO[str]
 
 _ALIASES = {
     "py": "python",
@@ -427,107 +422,6 @@ def checked(execution: Execution, cmd: str | Sequence[str], *, check: bool) -> E
         error.result = execution
         raise error
     return execution
-
-
-def upload(sandbox: _native.Sandbox, path: str, content: Content, mode: int = 0o644) -> Operation[int]:
-    """Write a file from bytes, text, a host file or a stream, all of it or nothing."""
-    if isinstance(content, Path):
-        with content.open("rb") as stream:
-            size: int = yield from _upload_stream(sandbox, path, stream, mode)
-            return size
-    if isinstance(content, str):
-        content = content.encode()
-    if isinstance(content, (bytes, bytearray, memoryview)):
-        return (yield from _upload_pieces(sandbox, path, _slices(memoryview(content).cast("B")), mode))
-    return (yield from _upload_stream(sandbox, path, content, mode))
-
-
-def _slices(content: memoryview) -> Any:
-    for start in range(0, len(content), _PIECE):
-        yield bytes(content[start : start + _PIECE])
-
-
-def _reads(stream: IO[bytes] | IO[str]) -> Any:
-    while piece := stream.read(_PIECE):
-        yield piece.encode() if isinstance(piece, str) else piece
-
-
-def _upload_stream(sandbox: _native.Sandbox, path: str, stream: IO[bytes] | IO[str], mode: int) -> Operation[int]:
-    return (yield from _upload_pieces(sandbox, path, _reads(stream), mode))
-
-
-def _upload_pieces(sandbox: _native.Sandbox, path: str, pieces: Any, mode: int) -> Operation[int]:
-    transfer = sandbox.upload(path, mode)
-    try:
-        for piece in pieces:
-            if not (yield transfer.write(piece)):
-                break  # it has failed; finish tells why
-        size: int = yield transfer.finish()
-    except BaseException:
-        transfer.abandon()
-        raise
-    return size
-
-
-def download(sandbox: _native.Sandbox, path: str, destination: IO[bytes]) -> Operation[int]:
-    """Read a file into a stream."""
-    transfer = sandbox.download(path)
-    size = 0
-    while piece := (yield transfer.read()):
-        destination.write(piece)
-        size += len(piece)
-    return size
-
-
-def download_to_file(sandbox: _native.Sandbox, path: str, destination: Path) -> Operation[int]:
-    """Read a file into a host file, which appears whole or not at all."""
-    destination = Path(destination)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name[:100]}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            size: int = yield from download(sandbox, path, stream)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(aside).chmod(0o666 & ~umask)
-        Path(aside).replace(destination)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
-    return size
-
-
-def entry(file: tuple[str, str, int, int, float]) -> EntryInfo:
-    """Make the model of a directory entry."""
-    name, kind, size, mode, modified = file
-    kinds: dict[str, Literal["file", "dir", "symlink", "other"]] = {
-        "file": "file",
-        "dir": "dir",
-        "symlink": "symlink",
-    }
-    return EntryInfo(name, kinds.get(kind, "other"), size, mode, modified)
-
-
-def list_dir(sandbox: _native.Sandbox, path: str) -> Operation[list[EntryInfo]]:
-    """List a folder, sorted by name."""
-    files = yield sandbox.list(path)
-    return [entry(file) for file in files]
-
-
-def stat(sandbox: _native.Sandbox, path: str) -> Operation[EntryInfo]:
-    """Describe one entry."""
-    return entry((yield sandbox.stat(path)))
-
-
-def exists(sandbox: _native.Sandbox, path: str) -> Operation[bool]:
-    """Tell whether an entry exists."""
-    try:
-        yield sandbox.stat(path)
-    except errors.SandboxFileError as error:
-        if error.code == "not_found":
-            return False
-        raise
-    return True
 
 
 def plain(call: _native.Call[Any]) -> Operation[Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self, overload
+from typing import Self, overload
 
 from hayfork import _native, errors
 from hayfork import _operations as operations
 from hayfork._calls import run_async
 from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
-from hayfork._operations import Content, Env
-from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
+from hayfork._operations import Env
+from hayfork.async_files import AsyncFiles
+from hayfork.models import Execution, PausedSandbox, RunsOn, SandboxStats
 from hayfork.sandbox import Snapshot
 
 __all__ = ["AsyncCommandHandle", "AsyncCommands", "AsyncFiles", "AsyncSandbox"]
@@ -143,94 +142,6 @@ class AsyncCommands:
         run = operations.start_command(self._native, cmd, cwd=cwd, env=env, user=user, timeout=timeout, stdin=stdin)
         collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(self._native))
         return AsyncCommandHandle(run, cmd, collector)
-
-
-class AsyncFiles:
-    """Reads and writes files in a sandbox. Paths are relative to the home folder unless absolute."""
-
-    def __init__(self, native: _native.Sandbox) -> None:
-        self._native = native
-
-    @overload
-    async def read(self, path: str) -> str: ...
-    @overload
-    async def read(self, path: str, *, format: Literal["text"]) -> str: ...
-    @overload
-    async def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
-
-    async def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
-        """Read a whole file.
-
-        Args:
-            path: Which.
-            format: `"text"` for str, decoded as UTF-8, or `"bytes"`.
-
-        Returns:
-            Its content.
-
-        Raises:
-            SandboxFileError: If it is not there or cannot be read.
-        """
-        out = io.BytesIO()
-        await run_async(operations.download(self._native, path, out))
-        return out.getvalue() if format == "bytes" else out.getvalue().decode()
-
-    async def write(self, path: str, data: Content, *, mode: int = 0o644) -> int:
-        """Write a file, all of it or nothing; folders on the way are made.
-
-        Args:
-            path: Where.
-            data: Bytes, text, a host file's `Path`, or a stream.
-            mode: Permission bits.
-
-        Returns:
-            Its size in bytes.
-
-        Raises:
-            SandboxFileError: If it cannot be written there.
-        """
-        return await run_async(operations.upload(self._native, path, data, mode))
-
-    async def download(self, path: str, destination: str | os.PathLike[str] | IO[bytes]) -> int:
-        """Copy a file to the host, piece by piece.
-
-        Args:
-            path: Which.
-            destination: A host file, which appears whole or not at all, or a stream.
-
-        Returns:
-            Its size in bytes.
-
-        Raises:
-            SandboxFileError: If it is not there or cannot be read.
-        """
-        if isinstance(destination, (str, os.PathLike)):
-            return await run_async(operations.download_to_file(self._native, path, Path(destination)))
-        return await run_async(operations.download(self._native, path, destination))
-
-    async def list(self, path: str = "") -> list[EntryInfo]:
-        """List a folder, sorted by name."""
-        return await run_async(operations.list_dir(self._native, path))
-
-    async def get_info(self, path: str) -> EntryInfo:
-        """Describe one entry, without following a final symbolic link."""
-        return await run_async(operations.stat(self._native, path))
-
-    async def exists(self, path: str) -> bool:
-        """Tell whether an entry exists."""
-        return await run_async(operations.exists(self._native, path))
-
-    async def make_dir(self, path: str) -> None:
-        """Make a folder and its parents; one that exists is fine."""
-        await run_async(operations.plain(self._native.make_dir(path)))
-
-    async def remove(self, path: str) -> None:
-        """Remove a file, link, or folder with all it holds."""
-        await run_async(operations.plain(self._native.remove(path)))
-
-    async def rename(self, old_path: str, new_path: str) -> None:
-        """Rename, replacing a file that stands there."""
-        await run_async(operations.plain(self._native.rename(old_path, new_path)))
 
 
 class AsyncSandbox:

@@ -337,6 +337,7 @@ _BY_CODE: dict[str, type[SandboxError]] = {
     "permission_denied": SandboxFileError,
     "no_space": SandboxFileError,
     "io": SandboxFileError,
+    "too_many": SandboxFileError,
     "template_missing": SnapshotError,
     "template_code_failed": SnapshotError,
     "snapshot_unreadable": SnapshotError,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 __all__ = [
     "EntryInfo",
     "Execution",
     "ExecutionError",
+    "FilesystemEvent",
+    "FilesystemEventType",
     "PausedSandbox",
     "Result",
     "RunsOn",
@@ -215,6 +218,50 @@ class EntryInfo:
     def is_dir(self) -> bool:
         """Whether it is a folder."""
         return self.type == "dir"
+
+
+class FilesystemEventType(StrEnum):
+    """What happened to an entry of a watched folder.
+
+    Attributes:
+        CREATE: It appeared: it was made, linked, or moved in from elsewhere.
+        WRITE: Its content changed.
+        REMOVE: It is gone: removed, or moved elsewhere.
+        RENAME: It has another name within what is watched.
+        CHMOD: Its permissions, owner or times changed.
+        OVERFLOW: Changes were lost here: list the folder.
+    """
+
+    CREATE = "create"
+    WRITE = "write"
+    REMOVE = "remove"
+    RENAME = "rename"
+    CHMOD = "chmod"
+    OVERFLOW = "overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class FilesystemEvent:
+    """A change in a watched folder.
+
+    Attributes:
+        path: The entry, relative to the watched folder; empty for that itself, and for an overflow. What is not UTF-8
+            in it is replaced.
+        type: What happened.
+        new_path: The new path of an entry that was renamed. Without it, `RENAME` is about the watched folder itself,
+            and the watch is over.
+        is_dir: Whether it is a folder.
+    """
+
+    path: str
+    type: FilesystemEventType
+    new_path: str | None = None
+    is_dir: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path, by the name that E2B gives it."""
+        return self.path
 
 
 @dataclass(frozen=True, slots=True)

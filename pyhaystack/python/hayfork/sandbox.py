@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal, Self, overload
+from typing import Self, overload
 
 from hayfork import _native, errors
 from hayfork import _operations as operations
 from hayfork._calls import run_blocking
 from hayfork._execution import Callbacks, Collector, OnResult, OnText, Stdin, follow
-from hayfork._operations import Content, Env
-from hayfork.models import EntryInfo, Execution, PausedSandbox, RunsOn, SandboxStats
+from hayfork._operations import Env
+from hayfork.files import Files
+from hayfork.models import Execution, PausedSandbox, RunsOn, SandboxStats
 
 __all__ = ["CommandHandle", "Commands", "Files", "Sandbox"]
 
@@ -142,94 +141,6 @@ class Commands:
         run = operations.start_command(self._native, cmd, cwd=cwd, env=env, user=user, timeout=timeout, stdin=stdin)
         collector = Collector(Callbacks(on_stdout, on_stderr), operations.runs_on(self._native))
         return CommandHandle(run, cmd, collector)
-
-
-class Files:
-    """Reads and writes files in a sandbox. Paths are relative to the home folder unless absolute."""
-
-    def __init__(self, native: _native.Sandbox) -> None:
-        self._native = native
-
-    @overload
-    def read(self, path: str) -> str: ...
-    @overload
-    def read(self, path: str, *, format: Literal["text"]) -> str: ...
-    @overload
-    def read(self, path: str, *, format: Literal["bytes"]) -> bytes: ...
-
-    def read(self, path: str, *, format: Literal["text", "bytes"] = "text") -> str | bytes:
-        """Read a whole file.
-
-        Args:
-            path: Which.
-            format: `"text"` for str, decoded as UTF-8, or `"bytes"`.
-
-        Returns:
-            Its content.
-
-        Raises:
-            SandboxFileError: If it is not there or cannot be read.
-        """
-        out = io.BytesIO()
-        run_blocking(operations.download(self._native, path, out))
-        return out.getvalue() if format == "bytes" else out.getvalue().decode()
-
-    def write(self, path: str, data: Content, *, mode: int = 0o644) -> int:
-        """Write a file, all of it or nothing; folders on the way are made.
-
-        Args:
-            path: Where.
-            data: Bytes, text, a host file's `Path`, or a stream.
-            mode: Permission bits.
-
-        Returns:
-            Its size in bytes.
-
-        Raises:
-            SandboxFileError: If it cannot be written there.
-        """
-        return run_blocking(operations.upload(self._native, path, data, mode))
-
-    def download(self, path: str, destination: str | os.PathLike[str] | IO[bytes]) -> int:
-        """Copy a file to the host, piece by piece.
-
-        Args:
-            path: Which.
-            destination: A host file, which appears whole or not at all, or a stream.
-
-        Returns:
-            Its size in bytes.
-
-        Raises:
-            SandboxFileError: If it is not there or cannot be read.
-        """
-        if isinstance(destination, (str, os.PathLike)):
-            return run_blocking(operations.download_to_file(self._native, path, Path(destination)))
-        return run_blocking(operations.download(self._native, path, destination))
-
-    def list(self, path: str = "") -> list[EntryInfo]:
-        """List a folder, sorted by name."""
-        return run_blocking(operations.list_dir(self._native, path))
-
-    def get_info(self, path: str) -> EntryInfo:
-        """Describe one entry, without following a final symbolic link."""
-        return run_blocking(operations.stat(self._native, path))
-
-    def exists(self, path: str) -> bool:
-        """Tell whether an entry exists."""
-        return run_blocking(operations.exists(self._native, path))
-
-    def make_dir(self, path: str) -> None:
-        """Make a folder and its parents; one that exists is fine."""
-        run_blocking(operations.plain(self._native.make_dir(path)))
-
-    def remove(self, path: str) -> None:
-        """Remove a file, link, or folder with all it holds."""
-        run_blocking(operations.plain(self._native.remove(path)))
-
-    def rename(self, old_path: str, new_path: str) -> None:
-        """Rename, replacing a file that stands there."""
-        run_blocking(operations.plain(self._native.rename(old_path, new_path)))
 
 
 class Sandbox:

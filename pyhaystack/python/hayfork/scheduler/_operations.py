@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from hayfork import _file_operations as files
 from hayfork import _native, errors
 from hayfork import _operations as operations
 from hayfork._calls import Operation
@@ -232,20 +233,20 @@ def write_file(
     native: _native.Sandbox, path: str, content: bytes | Path | IO[bytes], *, make_executable: bool
 ) -> Operation[None]:
     """Write a file below the home folder."""
-    yield from operations.upload(native, relative(path), content, 0o755 if make_executable else 0o644)
+    yield from files.upload(native, relative(path), content, 0o755 if make_executable else 0o644)
 
 
 def read_file(native: _native.Sandbox, path: str, destination: Path | IO[bytes]) -> Operation[None]:
     """Read a file below the home folder."""
     if isinstance(destination, Path):
-        yield from operations.download_to_file(native, relative(path), destination)
+        yield from files.download_to_file(native, relative(path), destination)
     else:
-        yield from operations.download(native, relative(path), destination)
+        yield from files.download(native, relative(path), destination)
 
 
 def list_files(native: _native.Sandbox, path: str) -> Operation[list[FileInfo]]:
     """List a folder below the home folder."""
-    entries = yield from operations.list_dir(native, relative(path))
+    entries = yield from files.list_dir(native, relative(path))
     return [FileInfo(name=entry.name, is_dir=entry.is_dir, size=entry.size) for entry in entries]
 
 
