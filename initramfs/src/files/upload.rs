@@ -5,7 +5,7 @@
 //! there.
 
 use hayfork_protocol::message::FailureCode;
-use rustix::fs::{AtFlags, Mode, OFlags, fchmod, linkat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, linkat, openat, renameat, unlinkat};
 use rustix::io::Errno;
 
 use super::failure::{About, Outcome, failure};
@@ -21,7 +21,8 @@ pub fn run(to: &Located<'_>, mode: u32, line: &mut Line) -> Outcome<u64> {
     let entry = to.entry_with_parents()?;
     to.check_replaceable(&entry)?;
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    let file = openat(&entry.folder, ".", flags, Mode::from_raw_mode(0o600)).about(to.path)?;
+    // Its final mode from the begin: a change would be told to whoever watches the folder, of a file without a name.
+    let file = openat(&entry.folder, ".", flags, Mode::from_raw_mode(mode & 0o777)).about(to.path)?;
     let mut bytes = 0;
     loop {
         match line.receive() {
@@ -42,7 +43,6 @@ pub fn run(to: &Located<'_>, mode: u32, line: &mut Line) -> Outcome<u64> {
             _ => return Err(failure(FailureCode::BadRequest, "unexpected message within a file's content")),
         }
     }
-    fchmod(&file, Mode::from_raw_mode(mode & 0o777)).about(to.path)?;
     match linkat(&file, "", &entry.folder, entry.name, AtFlags::EMPTY_PATH) {
         Err(Errno::EXIST) => {}
         result => return result.about(to.path).map(|()| bytes),

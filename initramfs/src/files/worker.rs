@@ -86,6 +86,8 @@ pub fn run(
     {
         give_up("go behind the walls", errno);
     }
+    // Modes are those that the host says.
+    rustix::process::umask(rustix::fs::Mode::empty());
     // The worker must hold no end of a pipe whose closing somebody waits for, nor anything else of the agent's.
     crate::log::silence();
     let Ok(socket) = fork::keep_only(socket) else { fork::exit_now(1) };

@@ -98,9 +98,7 @@ if TYPE_CHECKING:
     )
 
 # Loaded on first use, so that `import hayfork` and the command line stay quick; the scheduler brings pydantic.
-_LATE = dict.fromkeys(
-    ("AsyncCommandHandle", "AsyncCommands", "AsyncSandbox", "AsyncSnapshot"), "hayfork.async_sandbox"
-)
+_LATE = dict.fromkeys(("AsyncCommandHandle", "AsyncCommands", "AsyncSandbox", "AsyncSnapshot"), "hayfork.async_sandbox")
 _LATE |= dict.fromkeys(("AsyncFileStream", "AsyncFiles", "AsyncWatchHandle"), "hayfork.async_files")
 _LATE |= dict.fromkeys(
     (

@@ -64,7 +64,7 @@ def run_blocking(operation: Operation[T]) -> T:
 
 
 def wait_blocking(call: Call[T], timeout: float | None) -> T | None:
-    """Wait for one call on the calling thread, at most so many seconds; then it is cancelled, and there is no result."""
+    """Wait for one call on the calling thread, at most so many seconds; then it is cancelled without a result."""
     try:
         if not call.wait(timeout):
             return None

@@ -76,8 +76,8 @@ def _slices(content: object) -> Iterator[bytes]:
         yield bytes(view[start : start + _PIECE])
 
 
-def _reads(stream: IO[bytes] | IO[str]) -> Iterator[bytes]:
-    while piece := stream.read(_PIECE):
+def _reads(read: Callable[[int], object]) -> Iterator[bytes]:
+    while piece := read(_PIECE):
         yield from _slices(piece)
 
 
@@ -102,7 +102,7 @@ def upload(
     if isinstance(content, Path):
         with content.open("rb") as stream:
             size: int = yield from _upload_pieces(
-                sandbox, path, _reads(stream), mode, _Reporter(progress, _left_in(stream))
+                sandbox, path, _reads(stream.read), mode, _Reporter(progress, _left_in(stream))
             )
             return size
     if isinstance(content, str):
@@ -110,18 +110,18 @@ def upload(
     if isinstance(content, (bytes, bytearray, memoryview)):
         view = _bytes(content)
         return (yield from _upload_pieces(sandbox, path, _slices(view), mode, _Reporter(progress, len(view))))
-    if hasattr(content, "read"):
-        return (
-            yield from _upload_pieces(sandbox, path, _reads(content), mode, _Reporter(progress, _left_in(content)))
-        )
-    reporter = _Reporter(progress, None)
+    # First, since streams of event loops have a `read` as well.
     if isinstance(content, AsyncIterable):
         if not on_loop:
             raise _bad_content("the content is an async iterable, which a blocking call cannot read")
-        return (yield from _upload_async_pieces(sandbox, path, aiter(content), mode, reporter))
+        return (yield from _upload_async_pieces(sandbox, path, aiter(content), mode, _Reporter(progress, None)))
+    read = getattr(content, "read", None)
+    if read is not None:
+        reporter = _Reporter(progress, _left_in(content))
+        return (yield from _upload_pieces(sandbox, path, _reads(read), mode, reporter))
     if not isinstance(content, Iterable):
         raise _bad_content(f"the content is {type(content).__name__}")
-    return (yield from _upload_pieces(sandbox, path, _flat(content), mode, reporter))
+    return (yield from _upload_pieces(sandbox, path, _flat(content), mode, _Reporter(progress, None)))
 
 
 def upload_file(
@@ -139,7 +139,7 @@ def upload_file(
     return (yield from upload(sandbox, path, source, mode, progress))
 
 
-def _left_in(stream: IO[bytes] | IO[str]) -> int | None:
+def _left_in(stream: Any) -> int | None:
     """Find out how much a stream still holds, if it knows."""
     if isinstance(stream, io.TextIOBase):
         return None
@@ -151,7 +151,7 @@ def _left_in(stream: IO[bytes] | IO[str]) -> int | None:
         stream.seek(at)
     except (AttributeError, OSError, ValueError):
         return None
-    return max(0, end - at)
+    return max(0, int(end) - int(at))
 
 
 def _upload_pieces(

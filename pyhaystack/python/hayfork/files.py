@@ -33,12 +33,12 @@ class FileStream(Iterator[bytes]):
 
     def __next__(self) -> bytes:
         if self._first is not None:
-            piece, self._first = self._first, None
-            return piece
+            first, self._first = self._first, None
+            return first
         if self._transfer is None:
             raise StopIteration
         try:
-            piece = run_blocking(plain(self._transfer.read()))
+            piece: bytes = run_blocking(plain(self._transfer.read()))
         except BaseException:
             self.close()
             raise

@@ -217,12 +217,16 @@ impl Follow {
         self.halves = waiting;
         let late: Vec<Half> = late;
         for half in late {
-            self.queue.settle(half.number, None);
-            if let Some((folder, parent, name)) = half.folder
-                && self.tree.place(folder) == Some((parent, &name))
-            {
-                self.drop_folder(folder);
-            }
+            self.give_up(half);
+        }
+    }
+
+    fn give_up(&mut self, half: Half) {
+        self.queue.settle(half.number, None);
+        if let Some((folder, parent, name)) = half.folder
+            && self.tree.place(folder) == Some((parent, &name))
+        {
+            self.drop_folder(folder);
         }
     }
 
@@ -265,6 +269,14 @@ impl Follow {
                 self.grow(places, Look::Again, room);
             }
             return;
+        }
+        // The kernel tells of both halves before anything else of a folder that was renamed, so the other one is elsewhere.
+        let left = self.halves.iter().position(|half| {
+            half.folder.as_ref().is_some_and(|(folder, ..)| self.tree.is_at_or_below(wd, *folder))
+        });
+        if let Some(index) = left {
+            let half = self.halves.swap_remove(index);
+            self.give_up(half);
         }
         if name.is_empty() {
             self.take_own(wd, mask);

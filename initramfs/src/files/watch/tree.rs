@@ -105,7 +105,8 @@ impl Tree {
         if known { Placed::Known } else { Placed::New }
     }
 
-    fn is_at_or_below(&self, mut at: i32, above: i32) -> bool {
+    /// Whether a folder is `above` itself or below it. Of something deeper than any path, it is said to be.
+    pub fn is_at_or_below(&self, mut at: i32, above: i32) -> bool {
         for _ in 0..=MAX_DEPTH {
             if at == above {
                 return true;
