@@ -71,6 +71,15 @@ impl Watch {
     }
 }
 
+/// Waits until the agent's children have so many inotify instances. One that was just forked has the agent's own too.
+fn instances(host: &Host, count: usize) {
+    let give_up = Instant::now() + PATIENCE;
+    while host.inotify_instances() != count {
+        assert!(Instant::now() < give_up, "{} instances, not {count}", host.inotify_instances());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 fn make(path: impl AsRef<Path>) {
     fs::create_dir_all(path).unwrap();
 }
@@ -167,11 +176,7 @@ fn a_folder_that_goes_ends_its_watch() {
     outcome.done();
     assert_eq!(changes(&outcome), ["/>"]);
     // The last watch is over, and the watcher with it.
-    let give_up = Instant::now() + PATIENCE;
-    while host.inotify_instances() > 0 {
-        assert!(Instant::now() < give_up, "an instance is left");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    instances(&host, 0);
 }
 
 #[test]
@@ -227,7 +232,7 @@ fn watches_are_limited_and_do_not_disturb_each_other() {
         })
         .collect();
     is(FailureCode::TooMany, &host.run(&Request::Watch { path: String::new(), recursive: false }));
-    assert_eq!(host.inotify_instances(), MAX_WATCHES);
+    instances(&host, MAX_WATCHES);
     fs::write(home.join("w3/f"), "").unwrap();
     for (n, watch) in all.iter_mut().enumerate() {
         let expected = if n == 3 { vec!["+f"] } else { vec![] };
@@ -236,7 +241,7 @@ fn watches_are_limited_and_do_not_disturb_each_other() {
     host.reset(all[0].stream);
     is(FailureCode::Cancelled, &host.end(all[0].stream));
     watch(&mut host, "", false);
-    assert_eq!(host.inotify_instances(), MAX_WATCHES);
+    instances(&host, MAX_WATCHES);
 }
 
 #[test]
@@ -323,13 +328,9 @@ fn a_new_session_begins_without_the_watches_of_the_last() {
     let home = host.home();
     watch(&mut host, "", true);
     watch(&mut host, "", false);
-    assert_eq!(host.inotify_instances(), 2);
+    instances(&host, 2);
     host.handshake();
-    let give_up = Instant::now() + PATIENCE;
-    while host.inotify_instances() > 0 {
-        assert!(Instant::now() < give_up, "an instance of the last session is left");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    instances(&host, 0);
     let mut watch = watch(&mut host, "", false);
     fs::write(home.join("f"), "x").unwrap();
     assert_eq!(watch.news(&mut host), ["+f", "~f"]);

@@ -269,6 +269,22 @@ def test_forks_have_no_watch_and_keep_no_dead_ones():
             assert time.monotonic() < deadline
 
 
+def test_a_paused_sandbox_goes_on_without_its_watches(tmp_path, monkeypatch):
+    monkeypatch.setenv("HAYFORK_PAUSED_DIR", str(tmp_path))
+    sandbox = hayfork.Sandbox.create()
+    before = free_instances(sandbox)
+    watch = sandbox.files.watch(recursive=True)
+    assert free_instances(sandbox) == before - 1
+    sandbox_id = sandbox.pause()
+    with pytest.raises(hayfork.SessionClosedError):
+        list(watch)
+    with hayfork.Sandbox.resume(sandbox_id) as resumed:
+        assert free_instances(resumed) == before
+        with resumed.files.watch() as own:
+            run(resumed, "open('own', 'w').close()")
+            assert news(own) == ["+own"]
+
+
 def test_a_closed_sandbox_ends_its_watches():
     sandbox = hayfork.Sandbox.create()
     watch = sandbox.files.watch()
