@@ -149,7 +149,12 @@ impl Download {
         let known = Arc::clone(&size);
         let task = runtime.spawn(async move {
             // A file is described once.
-            sandbox.read_file_with(&path, out, |info| drop(known.set(info.bytes))).await
+            sandbox
+                .read_file_with(&path, out, |info| {
+                    // It is told once.
+                    let _ = known.set(info.bytes);
+                })
+                .await
         });
         let abort = task.as_ref().map(JoinHandle::abort_handle);
         let state = DownloadState { bytes, task };

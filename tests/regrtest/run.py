@@ -86,12 +86,12 @@ def run(sandbox: hayfork.Sandbox, name: str, seconds: float) -> Module:
     done = sandbox.commands.run([*PYTHON, "-m", "test", name, "--verbose3"], timeout=seconds)
     result = Module(name, seconds=time.monotonic() - began)
     total = TOTAL.search(done.stdout)
-    if total is None or done.status != "ok":
+    if total is None or done.status not in ("ok", "error"):
         result.broken = f"status {done.status}, exit code {done.exit_code}: {(done.stdout + done.stderr)[-2000:]}"
     else:
         counts = {key: int(value.replace(",", "")) for key, value in re.findall(r"(\w+)=([\d,]+)", total[1])}
         result.ran, result.skipped = counts.get("run", 0), counts.get("skipped", 0)
-        result.failed = set(FAILED.findall(done.stdout))
+        result.failed = set(FAILED.findall(done.stdout) + FAILED.findall(done.stderr))
         if done.exit_code != 0 and not result.failed:
             result.broken = f"exit code {done.exit_code}: {done.stdout[-2000:]}"
     how = result.broken.splitlines()[0] if result.broken else f"{len(result.failed)} failed"

@@ -26,7 +26,7 @@ impl DoorbellSubscriber {
 impl MutEventSubscriber for DoorbellSubscriber {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
         self.bell.drain();
-        let queues = u16::try_from(self.device.queue_count()).unwrap_or(u16::MAX);
+        let queues = self.device.queue_count();
         // Each queue gets its turn, whatever the others have left.
         let again = (0..queues).fold(false, |again, queue| self.device.process_queue(queue).again | again);
         if again {

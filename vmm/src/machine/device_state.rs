@@ -49,7 +49,9 @@ impl Kept {
     pub(super) fn resumer(&self) -> impl FnOnce() + Send + 'static {
         let (transports, serial) = (self.transports.clone(), Arc::clone(&self.serial));
         move || {
-            transports.iter().for_each(|transport| transport.resume());
+            for transport in transports {
+                transport.resume();
+            }
             serial.resume();
         }
     }

@@ -61,7 +61,7 @@ pub(super) fn set(vm: &VmFd, vcpu: &VcpuFd, bytes: &[u8]) -> Result<(), Hypervis
     }
     if bytes.len() >= size {
         // SAFETY: the kernel reads `size` bytes at most behind the pointer, which are there, and writes none.
-        let done = unsafe { ioctl_with_ptr(vcpu, KVM_SET_XSAVE(), bytes.as_ptr().cast::<kvm_xsave>()) };
+        let done = unsafe { ioctl_with_ptr(vcpu, KVM_SET_XSAVE(), bytes.as_ptr()) };
         let failure = || failed("KVM_SET_XSAVE")(kvm_ioctls::Error::last());
         return if done == 0 { Ok(()) } else { Err(failure()) };
     }
