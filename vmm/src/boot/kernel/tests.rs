@@ -105,7 +105,7 @@ fn kernels_are_read_while_children_are_made() {
     use std::os::unix::process::CommandExt as _;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    let content = elf(0x100_0000, &[part(0x100_0000, &[0xcc; 200_000], 200_000)]);
+    let content = elf(0x100_0000, &[part(0x100_0000, &vec![0xcc; 200_000], 200_000)]);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
