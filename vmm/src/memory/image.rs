@@ -60,7 +60,12 @@ impl SealedImage {
     /// The file cannot be read, or there is no memory or descriptor left.
     pub fn of_file(name: &str, file: &File) -> Result<Self, ImageError> {
         let memory = File::from(writable_memory(name)?);
-        io::copy(&mut &*file, &mut &memory).map_err(failed("copying the file into memory"))?;
+        // Both files keep count of what is copied, so a signal to this thread, which the program may get any number of, costs nothing.
+        while let Err(error) = io::copy(&mut &*file, &mut &memory) {
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(failed("copying the file into memory")(error));
+            }
+        }
         Self::seal(memory.into())
     }
 

@@ -5,14 +5,7 @@
 //!
 //! A chain of the tx queue is always used with length 0, whatever was in it. A chain of the rx queue
 //! is used with the length of its packet; one without room for a header and a byte of data holds no
-//! packet and is used with length 0.
-//!
-//! Nobody waits for the use of a tx chain but a driver that is short of descriptors, and each interrupt costs the guest several
-//! exits. So a few short packets may be used before the driver is told: until there are [`TOLD_OF_EACH`] of the queue's size, until
-//! one is long, until it notifies of nothing new, as one does that is short of descriptors, or until there is an interrupt for
-//! the rx queue anyway: on virtio-mmio there is one for all queues (virtio 1.2, 4.2.2).
-//!
-//! What breaks the queue itself (a ring index or a chain head
+//! packet and is used with length 0. What breaks the queue itself (a ring index or a chain head
 //! out of range, a ring outside memory) is an error, upon which the transport should set
 //! DEVICE_NEEDS_RESET and stop calling.
 
@@ -41,12 +34,6 @@ const EVENT_TRANSPORT_RESET: [u8; 4] = 0u32.to_le_bytes();
 /// Most receive buffers that one read from a host socket fills.
 const GATHER_MAX: usize = 32;
 
-/// The driver hears of used tx chains when one in so many of the queue has been used.
-const TOLD_OF_EACH: u16 = 16;
-
-/// Longest payload of a packet that is used without telling at once, in bytes: a few descriptors.
-const SHORT: usize = 4096;
-
 /// Errors of the device. None of them is caused by what is in a packet.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -70,10 +57,6 @@ pub enum VsockError {
 pub struct VsockDevice<S, C> {
     acked_features: u64,
     event_due: bool,
-    /// Used tx chains that the driver has not been told of.
-    untold: u16,
-    /// There may be more of them, of which the queue knows nothing: it was restored.
-    untold_before: bool,
     pub(super) muxer: Muxer<S>,
     connector: C,
     headers: Vec<Header>,
@@ -97,8 +80,6 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         Ok(Self {
             acked_features: 0,
             event_due: false,
-            untold: 0,
-            untold_before: false,
             muxer: Muxer::new(config),
             connector,
             headers: Vec::with_capacity(GATHER_MAX),
@@ -142,7 +123,6 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     pub fn reset(&mut self) {
         self.acked_features = 0;
         self.event_due = false;
-        (self.untold, self.untold_before) = (0, false);
         self.muxer.clear(CloseReason::DeviceReset);
     }
 
@@ -228,9 +208,6 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         let mut tx_progress = self.process_tx(tx, mem)?;
         let was_blocked = self.muxer.blocked();
         let rx_progress = self.process_rx(rx, mem)?;
-        if rx_progress.interrupt {
-            tx_progress.interrupt |= self.tell(tx, mem)?;
-        }
         tx_progress.again |= was_blocked && !self.muxer.blocked();
         Ok((rx_progress, tx_progress))
     }
@@ -248,7 +225,7 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         mem: &M,
     ) -> Result<Progress, QueueError> {
         let mut progress = Progress::default();
-        let (mut long, mut idle) = (false, true);
+        let mut used = false;
         let mut budget = queue.size();
         loop {
             if self.muxer.blocked() {
@@ -260,27 +237,15 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
                 break;
             };
             let head = chain.head_index();
-            idle = false;
-            long |= self.receive(chain, mem) > SHORT;
+            self.receive(chain, mem);
             queue.add_used(mem, head, 0)?;
-            self.untold = self.untold.saturating_add(1);
+            used = true;
         }
-        if long || (idle && self.untold > 0) || self.untold > queue.size() / TOLD_OF_EACH {
-            progress.interrupt = self.tell(queue, mem)?;
-        }
+        progress.interrupt = used && queue.needs_interrupt(mem)?;
         Ok(progress)
     }
 
-    /// Whether the driver wants to hear of the tx chains that it has not been told of, which it is from here on.
-    fn tell<M: GuestMemory>(&mut self, queue: &mut ActiveQueue, mem: &M) -> Result<bool, QueueError> {
-        self.untold = 0;
-        // Asked in any case, since that is what makes the queue count anew.
-        let wanted = queue.needs_interrupt(mem)?;
-        Ok(std::mem::take(&mut self.untold_before) || wanted)
-    }
-
-    /// Takes a packet; gives the length of its payload.
-    fn receive<M: GuestMemory>(&mut self, chain: DescriptorChain<&M>, mem: &M) -> usize {
+    fn receive<M: GuestMemory>(&mut self, chain: DescriptorChain<&M>, mem: &M) {
         // A descriptor outside memory makes the whole chain unreadable.
         let packet = chain.reader(mem).ok().and_then(|mut reader| {
             let header = Header::read_from(&mut reader).ok()?;
@@ -288,11 +253,10 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
         });
         let Some((header, mut reader)) = packet else {
             self.muxer.counters.malformed += 1;
-            return 0;
+            return;
         };
         let available = reader.available_bytes();
         self.muxer.receive(&header, &mut reader, available, &mut self.connector);
-        available
     }
 
     /// Sends packets to the guest: at most as many as the queue is long.
@@ -450,7 +414,6 @@ impl<S: HostSocket, C: Connector<S>> VsockDevice<S, C> {
     pub(super) fn set_restored(&mut self, acked_features: u64, event_due: bool) {
         self.acked_features = acked_features;
         self.event_due = event_due;
-        self.untold_before = true;
     }
 
     /// Checks the device's tables against each other and its limits.
