@@ -148,10 +148,9 @@ impl Download {
         let size = Arc::new(OnceLock::new());
         let known = Arc::clone(&size);
         let task = runtime.spawn(async move {
-            // A file is described once.
             sandbox
                 .read_file_with(&path, out, |info| {
-                    // It is told once.
+                    // A file is described once.
                     let _ = known.set(info.bytes);
                 })
                 .await

@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", help="only these modules")
     options = parser.parse_args()
     settings = tomllib.loads((Path(__file__).parent / "modules.toml").read_text())
-    explained: dict[str, str] = settings["explained"]
+    explained = {tests: entry["why"] for entry in settings["explained"] for tests in entry["tests"]}
     unknown = set(options.modules) - set(settings["modules"])
     if unknown:
         parser.error(f"not in modules.toml: {', '.join(sorted(unknown))}")

@@ -225,8 +225,8 @@ impl Devices {
         Ok(bus)
     }
 
-    /// Makes a doorbell for each device and starts the thread that answers them. Also gives the host's end of the agent's stream, if it was made
-    /// here.
+    /// Makes a doorbell for each device and starts the thread that answers them. Also gives the host's end of the agent's stream,
+    /// if it was made here.
     pub(super) fn serve<V: Vm>(self, vm: &V) -> Result<(DeviceLoop, Option<UnixStream>, Kept), BackendError> {
         let failed = |source| BackendError::Spawn { what: "serving the virtual machine's devices", source };
         for (index, device) in self.placed.into_iter().enumerate() {
